@@ -1,0 +1,112 @@
+"""The SQLAlchemy dialect `clickhouse+connect`: clickhouse-sqlalchemy's compilers over clickhouse-connect.
+
+It speaks to a server over HTTP or HTTPS, and to the embedded engine when the URL's query names its folder:
+
+    clickhouse+connect://user:password@host:8123/database?secure=true&verify=true&ca_cert=/path.pem
+    clickhouse+connect:///?chdb=/absolute/folder
+
+clickhouse-sqlalchemy's own drivers lose settings and fractions of a second, and raise errors that are not DBAPI errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from clickhouse_sqlalchemy.drivers.base import ClickHouseDialect
+from sqlalchemy import text
+from sqlalchemy.engine import URL, Connection
+from sqlalchemy.engine.interfaces import ReflectedPrimaryKeyConstraint
+from sqlalchemy.engine.reflection import Inspector
+from sqlalchemy.sql.elements import ClauseElement
+
+
+class ConnectDialect(ClickHouseDialect):  # type: ignore[misc]
+    """`clickhouse+connect`. Statements take per-query settings as the execution option `settings` (a dict)."""
+
+    driver = "connect"
+    supports_statement_cache = True
+    # ClickHouseInspector forgets the table that it reflected: KeyError 'schema.table' when a schema is given.
+    inspector = Inspector
+
+    @classmethod
+    def import_dbapi(cls) -> ModuleType:
+        """The DBAPI module: `clickhouse_connect.dbapi`."""
+        import clickhouse_connect.dbapi  # noqa: PLC0415 - only when an engine is made
+
+        return clickhouse_connect.dbapi  # type: ignore[no-any-return]
+
+    def create_connect_args(self, url: URL) -> tuple[list[object], dict[str, Any]]:
+        """Translate a URL into the arguments of `clickhouse_connect.dbapi.connect`."""
+        options: dict[str, Any] = dict(url.query)
+        if folder := options.pop("chdb", None):
+            return [], {"interface": "chdb", "path": folder, **options}
+        options["secure"] = str(options.get("secure", "false")).lower() in {"1", "true", "yes", "on"}
+        # A session would refuse the second of two statements at once; nothing here needs one.
+        options.setdefault("autogenerate_session_id", False)
+        named = {"host": url.host, "port": url.port, "database": url.database}
+        login = {"username": url.username or "default", "password": url.password or ""}
+        return [], {**{name: value for name, value in named.items() if value}, **login, **options}
+
+    def do_execute(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        """Run one statement; its parameters are bound by clickhouse-connect."""
+        if not self._insert_data(cursor, statement, [parameters], context):
+            cursor.execute(statement, parameters, settings=_settings(context))
+
+    def do_executemany(self, cursor: Any, statement: str, parameters: Any, context: Any = None) -> None:
+        """Run one statement for many rows; a plain INSERT is one request."""
+        if not self._insert_data(cursor, statement, parameters, context):
+            cursor.executemany(statement, parameters, settings=_settings(context))
+
+    def _insert_data(self, cursor: Any, statement: str, rows: Sequence[Mapping[str, object]], context: Any) -> bool:
+        """Send the rows of a plain INSERT as data: nothing in them is ever read as SQL, and no size limit applies."""
+        columns = self._insert_columns(statement, rows[0], context)
+        if columns is None:
+            return False
+        cursor.client.insert(
+            self.identifier_preparer.format_table(context.compiled.statement.table),
+            [list(row.values()) for row in rows],
+            column_names=list(columns),
+            column_type_names=list(columns.values()),  # else clickhouse-connect asks the server first
+            settings=_settings(context),
+        )
+        return True
+
+    def _insert_columns(self, statement: str, row: Mapping[str, object], context: Any) -> dict[str, str] | None:
+        """The names and types of the columns that an INSERT fills, or None when it has more than plain values."""
+        if context is None or not context.isinsert or context.compiled is None or not row:
+            return None
+        if not statement.endswith("VALUES ({})".format(", ".join(f"%({name})s" for name in row))):
+            return None
+        columns = context.compiled.statement.table.c
+        return {name: self.type_compiler_instance.process(columns[name].type) for name in row}
+
+    def do_commit(self, dbapi_connection: object) -> None:
+        """ClickHouse has no transactions to commit."""
+
+    def is_disconnect(self, e: BaseException, connection: object, cursor: object) -> bool:
+        """Whether the connection is of no more use: a transport error, which carries no server error code."""
+        return isinstance(e, self.loaded_dbapi.OperationalError) and getattr(e, "code", None) is None
+
+    def get_pk_constraint(
+        self, connection: Connection, table_name: str, schema: str | None = None, **kw: object
+    ) -> ReflectedPrimaryKeyConstraint:
+        """Reflect the primary key; the inherited one has no "name", which autogenerate of Alembic requires."""
+        query = text(
+            "SELECT primary_key FROM system.tables WHERE name = :table"
+            " AND database = if(:schema = '', currentDatabase(), :schema)"
+        )
+        key = connection.execute(query, {"table": table_name, "schema": schema or ""}).scalar() or ""
+        return {"constrained_columns": [part for part in key.split(", ") if part], "name": None}
+
+    def _execute(self, connection: Connection, sql: str | ClauseElement, scalar: bool = False, **kwargs: object) -> Any:
+        if isinstance(sql, str):
+            result = connection.exec_driver_sql(sql.replace("%", "%%"))
+        else:
+            result = connection.execute(sql, kwargs)  # type: ignore[call-overload]
+        return result.scalar() if scalar else result
+
+
+def _settings(context: Any) -> dict[str, Any] | None:
+    return context.execution_options.get("settings") if context is not None else None

@@ -1,0 +1,103 @@
+"""Everything that can go wrong, as one small tree.
+
+    StateBackendError
+    ├── ConfigurationError            a setting, or a part of the URI, is wrong
+    │   └── MissingSettingError       a setting that has no default is not there
+    ├── ServerError                   the server refused a statement for a reason of its own
+    │   ├── ServerUnreachableError    no answer: refused, reset, timed out, TLS failed, folder busy
+    │   ├── AuthenticationError       wrong user or password
+    │   └── PermissionDeniedError     the user lacks a GRANT
+    ├── SchemaError                   the tables are not as this version needs them
+    │   ├── SchemaMissingError        not there, or too old, and `auto_upgrade` is off
+    │   └── SchemaTooNewError         made by a later version of this package
+    ├── InvalidStateError             a stored state is not JSON, or a given one cannot be stored
+    └── LockError
+        ├── StateLockedError          somebody else held the lock until the wait was over
+        ├── StateLockLostError        this holder was deposed; its write does not count
+        └── NestedLockError           this thread holds the lock of that state ID already
+
+Each message is one line that says what is wrong and what to do; it is the first argument, and never holds a password.
+The Meltano facade raises the same errors as `MeltanoError`s (see `meltano_errors`).
+"""
+
+from __future__ import annotations
+
+
+class StateBackendError(Exception):
+    """The state backend could not do what was asked.
+
+    Attributes:
+        reason: What is wrong, a sentence without its full stop.
+        remedy: What to do about it, likewise; empty when there is nothing to add.
+    """
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        """Build the one-line message.
+
+        Args:
+            reason: What is wrong, a sentence without its full stop.
+            remedy: What to do about it, likewise.
+        """
+        self.reason = reason
+        self.instruction = self.remedy = remedy
+        line = f"{reason}. {remedy}." if remedy else f"{reason}."
+        Exception.__init__(self, " ".join(line.split()))
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ConfigurationError(StateBackendError, ValueError):
+    """A setting, or a part of the URI, is wrong."""
+
+
+class MissingSettingError(ConfigurationError):
+    """A setting that has no default is not there."""
+
+
+class ServerError(StateBackendError):
+    """The server refused a statement for a reason of its own."""
+
+
+class ServerUnreachableError(ServerError):
+    """The server gave no answer: refused, reset, timed out, or TLS failed; or the embedded folder stayed busy."""
+
+
+class AuthenticationError(ServerError):
+    """The user or the password is wrong."""
+
+
+class PermissionDeniedError(ServerError):
+    """The user lacks a GRANT."""
+
+
+class SchemaError(StateBackendError):
+    """The tables are not as this version of the package needs them."""
+
+
+class SchemaMissingError(SchemaError):
+    """The tables are missing or too old, and `auto_upgrade` is off."""
+
+
+class SchemaTooNewError(SchemaError):
+    """The tables were made by a later version of this package."""
+
+
+class InvalidStateError(StateBackendError):
+    """A stored state is not JSON, or a given one cannot be stored."""
+
+
+class LockError(StateBackendError):
+    """The lock of a state ID could not be taken or kept."""
+
+
+class StateLockedError(LockError):
+    """Somebody else held the lock until the wait was over."""
+
+
+class StateLockLostError(LockError):
+    """This holder was deposed while it worked; its write does not count."""
+
+
+class NestedLockError(LockError):
+    """This thread holds the lock of that state ID already."""

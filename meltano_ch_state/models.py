@@ -1,0 +1,137 @@
+"""The tables as SQLAlchemy models, with ReplacingMergeTree engines.
+
+`State` and `StateLock` have the default names; `build` gives models with other names, each set on a registry and a
+metadata of its own, so that several may live in one process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from clickhouse_sqlalchemy import engines, types
+from sqlalchemy import Dialect, MetaData, Table, TypeDecorator, func, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
+
+from meltano_ch_state.settings import Names
+
+MICROSECONDS = 6
+"""The precision of every time: DateTime64(6)."""
+LOCK_ROWS_KEPT_DAYS = 7
+"""Lock rows older than this many days are swept by merges; it is never what ends a lock."""
+
+
+class Timestamp(TypeDecorator[int]):
+    """A DateTime64(6) that is given as an integer: microseconds since 1970, UTC.
+
+    Drivers cut datetimes to milliseconds or seconds. Data takes the integer; SQL text, which clickhouse-sqlalchemy's
+    `http` driver writes, would read it as seconds.
+    """
+
+    impl = types.DateTime64(MICROSECONDS)
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
+        """The value as the driver passes it on unharmed."""
+        if value is None or dialect.driver != "http":
+            return value
+        return "{}.{:06d}".format(*divmod(value, 1_000_000))
+
+
+def _timestamp(**options: Any) -> Mapped[int]:
+    return mapped_column(Timestamp, nullable=False, **options)
+
+
+def _server_time() -> Mapped[int]:
+    return _timestamp(server_default=func.now64(MICROSECONDS))
+
+
+def _string(**options: Any) -> Mapped[str]:
+    return mapped_column(types.String, nullable=False, **options)
+
+
+class StateColumns:
+    """One version of one state; the newest `updated_at` of a state_id counts.
+
+    `updated_at` is the token of the lock under which the row was written, plus a microsecond for each earlier write
+    under it: it reads as a time but never steps back and never ties (docs/decisions/0002).
+    """
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[Any, ...]:  # noqa: N805 - SQLAlchemy's convention
+        """The engine."""
+        return (engines.ReplacingMergeTree(version="updated_at", order_by=("state_id",)),)
+
+    state_id: Mapped[str] = _string(primary_key=True)
+    partial_state: Mapped[str | None] = mapped_column(types.Nullable(types.String), nullable=True)
+    completed_state: Mapped[str | None] = mapped_column(types.Nullable(types.String), nullable=True)
+    updated_at: Mapped[int] = _timestamp()
+    is_deleted: Mapped[int] = mapped_column(types.UInt8, nullable=False, server_default=text("0"))
+
+
+class StateLockColumns:
+    """One row about one lock: live (`released` 0) or a tombstone (1), which ends that lock_id for ever.
+
+    The token is part of the key, so that no later row, and no late duplicate of an earlier one, hides the greatest
+    token that a lock_id published (docs/decisions/0001).
+    """
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[Any, ...]:  # noqa: N805 - SQLAlchemy's convention
+        """The engine."""
+        return (
+            engines.ReplacingMergeTree(
+                version="locked_at",
+                order_by=("state_id", "lock_id", "released", "token"),
+                ttl=text(f"toDateTime(locked_at) + toIntervalDay({LOCK_ROWS_KEPT_DAYS})"),
+            ),
+        )
+
+    state_id: Mapped[str] = _string(primary_key=True)
+    lock_id: Mapped[str] = _string(primary_key=True)
+    released: Mapped[int] = mapped_column(types.UInt8, nullable=False, primary_key=True)
+    token: Mapped[int] = _timestamp(primary_key=True, server_default=func.now64(MICROSECONDS))
+    born: Mapped[int] = _server_time()
+    locked_at: Mapped[int] = _server_time()
+    lease_seconds: Mapped[float] = mapped_column(types.Float64, nullable=False)
+    sequence: Mapped[int] = mapped_column(types.UInt32, nullable=False)
+    holder: Mapped[str] = _string()
+    process: Mapped[str] = _string()
+    operation: Mapped[str] = _string()
+    version: Mapped[str] = _string()
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models of one set of names."""
+
+    names: Names
+    metadata: MetaData
+    State: type[Any]
+    StateLock: type[Any]
+
+    @property
+    def state(self) -> Table:
+        """The state table, for Core statements."""
+        return self.State.__table__  # type: ignore[no-any-return]
+
+    @property
+    def state_lock(self) -> Table:
+        """The lock table, for Core statements."""
+        return self.StateLock.__table__  # type: ignore[no-any-return]
+
+
+@cache
+def build(names: Names) -> Models:
+    """The models whose tables have these names; the same names give the same models."""
+    base = type("Base", (DeclarativeBase,), {"metadata": MetaData(schema=names.schema)})
+    state = type("State", (StateColumns, base), {"__tablename__": names.table})
+    lock = type("StateLock", (StateLockColumns, base), {"__tablename__": names.lock_table})
+    return Models(names, base.metadata, state, lock)  # type: ignore[attr-defined]
+
+
+DEFAULT = build(Names())
+State = DEFAULT.State
+StateLock = DEFAULT.StateLock
+metadata = DEFAULT.metadata
