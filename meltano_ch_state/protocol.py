@@ -1,0 +1,125 @@
+"""The lock's decisions, apart from all I/O: what one read of the lock rows means for a contender or a holder.
+
+A lock is a row in the lock table, its lock_id a UUID. Everybody inserts first and decides afterwards, from one read
+(docs/decisions/0001):
+
+- alone, and the own token at least `TOKEN_STEP` above every other: held;
+- alone, but not so: publish a greater token and read again;
+- not alone: the earliest (born, lock_id) stays and reads again, the others withdraw;
+- no live row of one's own: revoked, or never arrived; lost.
+
+Times and tokens are integers of microseconds since 1970, UTC.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from meltano_ch_state.process import Identity
+
+TOKEN_STEP = 1_000
+"""Two holders' tokens are at least this far apart, in microseconds: room for the versions written under one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockRow:
+    """A row to insert: a candidate, a renewal or a bump (released False), or a tombstone (True).
+
+    Attributes:
+        token: Microseconds; None lets the server draw it.
+        born: Microseconds; None lets the server draw it, at the first insert only.
+        sequence: Counts the rows that a lock_id got from one client, so that no two are identical.
+    """
+
+    state_id: str
+    lock_id: str
+    released: bool
+    token: int | None
+    born: int | None
+    lease_seconds: float
+    sequence: int
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLock:
+    """A lock_id that has no tombstone, as one read saw it. Times in microseconds, by the server's clock."""
+
+    state_id: str
+    lock_id: str
+    token: int
+    born: int
+    locked_at: int
+    lease_seconds: float
+    identity: Identity
+
+    def age_seconds(self, now: int) -> float:
+        """How long ago it was born, in seconds."""
+        return max(0.0, (now - self.born) / 1e6)
+
+    def lease_seconds_left(self, now: int) -> float:
+        """How long it may stay silent yet, in seconds; below 0 once it is over."""
+        return self.lease_seconds - (now - self.locked_at) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What one read saw of one state ID.
+
+    Attributes:
+        live: The live locks, the earliest first.
+        floor: The greatest token of tombstones, of their live rows, and of the state itself.
+        now: The server's time at the read.
+    """
+
+    live: tuple[LiveLock, ...] = ()
+    floor: int = 0
+    now: int = 0
+
+    def own(self, lock_id: str) -> LiveLock | None:
+        """The live lock with this lock_id."""
+        return next((lock for lock in self.live if lock.lock_id == lock_id), None)
+
+    def rivals(self, lock_id: str) -> tuple[LiveLock, ...]:
+        """The live locks with another lock_id, the earliest first."""
+        return tuple(lock for lock in self.live if lock.lock_id != lock_id)
+
+    def greatest(self, lock_id: str) -> int:
+        """The greatest token that anybody else published."""
+        return max([self.floor, *(lock.token for lock in self.rivals(lock_id))])
+
+
+class Verdict(Enum):
+    """What a contender has to do after a read."""
+
+    HELD = "held"
+    BUMP = "publish a greater token, then read again"
+    STAY = "the earliest: read again"
+    WITHDRAW = "not the earliest: withdraw, and wait"
+    LOST = "revoked: start over"
+
+
+def decide(view: View, lock_id: str) -> Verdict:
+    """What a contender has to do (design: settle, then decide; the earliest valid lock wins)."""
+    own = view.own(lock_id)
+    if own is None:
+        return Verdict.LOST
+    if view.rivals(lock_id):
+        return Verdict.STAY if view.live[0] is own else Verdict.WITHDRAW
+    return Verdict.HELD if own.token >= view.greatest(lock_id) + TOKEN_STEP else Verdict.BUMP
+
+
+def tombstone_of(lock: LiveLock, by: Identity) -> LockRow:
+    """The row that ends a lock for ever; it repeats the token that was read."""
+    return LockRow(lock.state_id, lock.lock_id, True, lock.token, lock.born, lock.lease_seconds, 0, by)
+
+
+def next_row(row: LockRow, **changes: object) -> LockRow:
+    """The next row of the same lock_id by the same client."""
+    return replace(row, sequence=row.sequence + 1, **changes)  # type: ignore[arg-type]
+
+
+def make_view(live: list[LiveLock], floor: int, now: int) -> View:
+    """Put the live locks in the order in which they were born; the lock_id decides a tie."""
+    return View(tuple(sorted(live, key=lambda lock: (lock.born, lock.lock_id))), floor, now)

@@ -1,0 +1,1 @@
+"""The repositories: all SQL of the package, one module a table."""

@@ -1,0 +1,134 @@
+"""What every repository shares: statements over an engine, and the server's errors in terms of this package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from clickhouse_sqlalchemy.sql.selectable import Select
+from sqlalchemy import Engine, Executable, Row, Table, insert
+from sqlalchemy.exc import DBAPIError
+
+from meltano_ch_state.errors import (
+    AuthenticationError,
+    PermissionDeniedError,
+    SchemaMissingError,
+    ServerError,
+    ServerUnreachableError,
+)
+
+UNKNOWN_TABLE = 60
+UNKNOWN_DATABASE = 81
+READONLY = 164
+ACCESS_DENIED = 497
+_LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
+_WRITE_SETTINGS = {"async_insert": 0}
+"""A buffered insert is not there yet when its answer comes; the buffer is on by default since ClickHouse 26.3."""
+_GRANT = re.compile(r"necessary to have the grant ([^.]*?)(?:\. |\.?$|: )")
+_SERVER_NOISE = re.compile(r"^.*?DB::Exception: |\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL)
+
+
+class FinalSelect(Select):  # type: ignore[misc]
+    """A SELECT that always has FINAL. (A `Select` of clickhouse-sqlalchemy is not cached: it may have it or not.)."""
+
+    inherit_cache = True
+    _final_clause = True
+
+
+def select_final(*columns: Any) -> Any:
+    """SELECT ... FROM ... FINAL over Core columns; with ORM entities FINAL would be dropped silently."""
+    return FinalSelect(*columns)
+
+
+class Repository:
+    """Statements over one engine. The engine may be any of `clickhouse+connect`, `+http`, `+native`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def select(self, statement: Executable, parameters: Mapping[str, object] | None = None) -> Sequence[Row[Any]]:
+        """Run a query and fetch all of its rows.
+
+        Raises:
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        with server_errors(self.engine), self.engine.connect() as connection:
+            return connection.execute(statement, parameters or {}).all()
+
+    def insert(self, table: Table, rows: Iterable[Mapping[str, object]]) -> None:
+        """Insert rows as data, all in one statement that is done when this returns.
+
+        Raises:
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        with server_errors(self.engine), self.engine.connect() as connection:
+            connection.execute(insert(table), list(rows), execution_options=self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        # the driver `http` of clickhouse-sqlalchemy puts settings behind VALUES: Code 27
+        return {} if self.engine.driver == "http" else {"settings": _WRITE_SETTINGS}
+
+
+@contextmanager
+def server_errors(engine: Engine) -> Iterator[None]:
+    """Raise the errors of the driver and the server as this package's, on one line, without any secret."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise translate(error, address_of(engine)) from error
+
+
+def address_of(engine: Engine) -> str:
+    """Where an engine's data lies, for messages: `host:port`, or the folder."""
+    url = engine.url
+    folder = url.query.get("chdb")
+    return str(folder) if folder else f"{url.host}:{url.port}" if url.port else f"{url.host}"
+
+
+def code_of(error: DBAPIError) -> int | None:
+    """The server's error code; None when the server did not answer."""
+    code = getattr(error.orig, "code", None)
+    return code if isinstance(code, int) else None
+
+
+def translate(error: DBAPIError, address: str) -> ServerError | SchemaMissingError:
+    """The error of this package for one of a driver."""
+    code = code_of(error)
+    if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
+        return SchemaMissingError(f"The tables are missing on {address}: {_said(error)}", "Run: alembic upgrade head")
+    if code in _LOGIN_CODES:
+        return AuthenticationError(
+            f"ClickHouse at {address} refused the user or the password",
+            "Check state_backend.clickhouse.user and state_backend.clickhouse.password",
+        )
+    if code in {ACCESS_DENIED, READONLY}:
+        return _denied(error, address)
+    if code is None:
+        return ServerUnreachableError(
+            f"No answer from ClickHouse at {address}: {_root_cause(error)}",
+            "Check state_backend.clickhouse.host, port and secure, and that the server runs",
+        )
+    return ServerError(f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}")
+
+
+def _denied(error: DBAPIError, address: str) -> PermissionDeniedError:
+    grant = _GRANT.search(str(error.orig))
+    remedy = f"Have an administrator run: GRANT {grant[1]} TO the user" if grant else "Use a user who may write"
+    return PermissionDeniedError(f"ClickHouse at {address} denied access: {_said(error)}", remedy)
+
+
+def _said(error: DBAPIError) -> str:
+    return _SERVER_NOISE.sub("", str(error.orig)).strip(" .")
+
+
+def _root_cause(error: BaseException) -> str:
+    """The innermost reason, such as `Connection refused`: the outer ones repeat the whole request."""
+    cause: BaseException | None = error
+    while cause is not None:
+        error = cause
+        inner = getattr(cause, "reason", None) or getattr(cause, "orig", None) or cause.__cause__ or cause.__context__
+        cause = inner if isinstance(inner, BaseException) else None
+    return getattr(error, "strerror", None) or str(error).rpartition(": ")[2] or type(error).__name__

@@ -1,0 +1,204 @@
+"""All SQL about locks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from sqlalchemy import BindParameter, Engine, Row, bindparam, func, literal_column, select, text, union_all
+
+from meltano_ch_state.lock import Clock, Lock, Locker, LockOptions
+from meltano_ch_state.models import MICROSECONDS, build
+from meltano_ch_state.process import Identity
+from meltano_ch_state.protocol import LiveLock, LockRow, View, make_view
+from meltano_ch_state.repositories.base import Repository, select_final
+from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, LOCK_SETTLE_SECONDS, Names
+
+IDS_TEXT_BYTES = 100_000
+"""State IDs of about this many bytes go into one query, quoted up to twice as long: its text may have 256 KiB."""
+LINEARIZABLE_ENGINES = {"ReplacingMergeTree"}
+"""On one server an insert that was answered is seen by every later read; replicas need time, or a quorum."""
+
+
+class LockRepository(Repository):
+    """The lock table of one set of names, and the locks that it gives out.
+
+    Example:
+        >>> with LockRepository(engine).acquire("job:nightly"):
+        ...     work()
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        schema: str = DEFAULT_SCHEMA,
+        table: str = DEFAULT_TABLE,
+        *,
+        options: LockOptions | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Bind a lock table; nothing is sent yet.
+
+        Args:
+            engine: An SQLAlchemy engine for ClickHouse.
+            schema: The ClickHouse database of the tables.
+            table: The state table; the lock table is named after it.
+            options: The lock's durations.
+            clock: Time and chance, for tests.
+        """
+        super().__init__(engine)
+        models = build(Names(schema, table))
+        self._table = models.state_lock
+        self._views = _views_statement(models.state_lock.c, models.state.c)
+        self._settle_seconds: float | None = None
+        self.locker = Locker(_Rows(self), options, clock)
+
+    def acquire(self, state_id: str, operation: str = "lock", **limits: float | None) -> AbstractContextManager[Lock]:
+        """Hold a lock for the length of a `with` block; see `Locker.hold`.
+
+        Raises:
+            NestedLockError: If this thread holds it already.
+            StateLockedError: If another holder kept it until the timeout.
+        """
+        return self.locker.hold(state_id, operation, **limits)
+
+    def insert_rows(self, rows: Collection[LockRow]) -> None:
+        """Insert lock rows. What is None (token, born) the server draws; `locked_at` always."""
+        drawn = [row for row in rows if row.born is None]
+        known = [row for row in rows if row.born is not None]
+        for part in (drawn, known):
+            if part:
+                self.insert(self._table, [_values(row) for row in part])
+
+    def read_views(self, state_ids: Collection[str]) -> dict[str, View]:
+        """The live locks and the greatest token of each state ID."""
+        rows: list[Row[Any]] = []
+        for part in _parts(state_ids):
+            rows.extend(self.select(self._views, {"ids": part}))
+        return _make_views(state_ids, rows)
+
+    def settle_seconds(self) -> float:
+        """0 where an answered insert is seen by every later read, else `LOCK_SETTLE_SECONDS`. Asked once."""
+        if self._settle_seconds is None:
+            engine = self.select(_ENGINE, {"schema": self._table.schema, "table": self._table.name})
+            linearizable = bool(engine) and engine[0][0] in LINEARIZABLE_ENGINES
+            self._settle_seconds = 0.0 if linearizable else LOCK_SETTLE_SECONDS
+        return self._settle_seconds
+
+
+class _Rows:
+    """A `LockRepository` as the `LockStore` of its locker."""
+
+    def __init__(self, repository: LockRepository) -> None:
+        self._repository = repository
+
+    def insert(self, rows: Collection[LockRow]) -> None:
+        self._repository.insert_rows(rows)
+
+    def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
+        return self._repository.read_views(state_ids)
+
+    def settle_seconds(self) -> float:
+        return self._repository.settle_seconds()
+
+
+_ENGINE = text("SELECT engine FROM system.tables WHERE database = :schema AND name = :table")
+_NOW = func.toUnixTimestamp64Micro(func.now64(MICROSECONDS))
+
+
+def _micros(column: Any) -> Any:
+    return func.toUnixTimestamp64Micro(column)
+
+
+def _views_statement(lock: Any, state: Any) -> Any:
+    """Each live lock as a row, and per state ID what is over as one row with the greatest token.
+
+    A lock_id with one tombstone is dead, whatever rows it has beside it; these keep their tokens visible. The state's
+    own version counts, too: it is the floor for tokens once old lock rows are swept.
+    """
+    of_lock_id = _of_lock_id(lock)
+    each = of_lock_id.c
+    owner = func.if_(each.dead, "", each.lock_id).label("owner")
+    locks = select(
+        each.state_id,
+        owner,
+        func.max(each.token_us).label("token"),
+        func.min(each.born_us).label("born"),
+        func.max(each.locked_us).label("locked"),
+        *(func.any(each[name]).label(name) for name in _DETAILS),
+        _NOW.label("now"),
+    ).group_by(each.state_id, literal_column("owner"))
+    states = select_final(
+        state.state_id,
+        literal_column("''").label("owner"),
+        _micros(state.updated_at).label("token"),
+        *(literal_column("0").label(name) for name in ("born", "locked", "lease_seconds")),
+        *(literal_column("''").label(name) for name in _DETAILS[1:]),
+        _NOW.label("now"),
+    ).where(state.state_id.in_(_IDS))
+    return union_all(locks, states)
+
+
+_IDS: BindParameter[Any] = bindparam("ids", expanding=True)
+_DETAILS = ("lease_seconds", "holder", "process", "operation", "version")
+
+
+def _of_lock_id(lock: Any) -> Any:
+    return (
+        select_final(
+            lock.state_id,
+            lock.lock_id,
+            func.max(lock.released).label("dead"),
+            func.max(_micros(lock.token)).label("token_us"),
+            func.min(_micros(lock.born)).label("born_us"),
+            func.max(_micros(lock.locked_at)).label("locked_us"),
+            *(func.any(lock[name]).label(name) for name in _DETAILS),
+        )
+        .where(lock.state_id.in_(_IDS))
+        .group_by(lock.state_id, lock.lock_id)
+        .subquery("of_lock_id")
+    )
+
+
+def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[str, View]:
+    live: dict[str, list[LiveLock]] = {state_id: [] for state_id in state_ids}
+    floors, now = dict.fromkeys(state_ids, 0), 0
+    for state_id, lock_id, token, born, locked, lease, holder, process, operation, version, at in rows:
+        now = max(now, at)
+        if lock_id:
+            identity = Identity(holder, process, operation, version)
+            live[state_id].append(LiveLock(state_id, lock_id, token, born, locked, lease, identity))
+        else:
+            floors[state_id] = max(floors[state_id], token)
+    return {state_id: make_view(live[state_id], floors[state_id], now) for state_id in state_ids}
+
+
+def _values(row: LockRow) -> dict[str, object]:
+    drawn = {"token": row.token, "born": row.born} if row.born is not None else {}
+    return drawn | {
+        "state_id": row.state_id,
+        "lock_id": row.lock_id,
+        "released": int(row.released),
+        "lease_seconds": row.lease_seconds,
+        "sequence": row.sequence,
+        "holder": row.identity.holder,
+        "process": row.identity.process,
+        "operation": row.identity.operation,
+        "version": row.identity.version,
+    }
+
+
+def _parts(state_ids: Collection[str]) -> Iterator[list[str]]:
+    """The state IDs in parts that fit into a query's text."""
+    part: list[str] = []
+    size = 0
+    for state_id in state_ids:
+        length = len(state_id.encode())
+        if part and size + length > IDS_TEXT_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(state_id)
+        size += length
+    if part:
+        yield part

@@ -1,0 +1,102 @@
+"""All SQL about states."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Engine, Row, func
+
+from meltano_ch_state.globs import literal_prefix, matcher
+from meltano_ch_state.models import build
+from meltano_ch_state.repositories.base import Repository, select_final
+from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
+
+PAGE_ROWS = 1_000
+"""A stream fetches its first page with so many rows; what they weigh decides about the next."""
+PAGE_BYTES = 16_000_000
+"""A stream holds about this many bytes of states at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """One version of a state; its parts are JSON text, or None.
+
+    Attributes:
+        updated_at: The version, microseconds since 1970, UTC.
+        is_deleted: Whether it is a tombstone: the state was cleared.
+    """
+
+    state_id: str
+    partial_state: str | None
+    completed_state: str | None
+    updated_at: int
+    is_deleted: bool = False
+
+
+class StateRepository(Repository):
+    """The state table of one set of names. Writing needs a version from the state's lock; `StateStore` has both."""
+
+    def __init__(self, engine: Engine, schema: str = DEFAULT_SCHEMA, table: str = DEFAULT_TABLE) -> None:
+        """Bind a state table; nothing is sent yet.
+
+        Args:
+            engine: An SQLAlchemy engine for ClickHouse.
+            schema: The ClickHouse database of the tables.
+            table: The state table.
+        """
+        super().__init__(engine)
+        self._table = build(Names(schema, table)).state
+        columns = self._table.c
+        self._rows = select_final(
+            columns.state_id,
+            columns.partial_state,
+            columns.completed_state,
+            func.toUnixTimestamp64Micro(columns.updated_at),
+        ).where(columns.is_deleted == 0)
+
+    def get(self, state_id: str) -> StateRow | None:
+        """The state's newest version; None when there is none, or it was cleared."""
+        found = self.select(self._rows.where(self._table.c.state_id == state_id))
+        return _row(found[0]) if found else None
+
+    def ids(self, pattern: str | None = None) -> list[str]:
+        """The IDs of all states that match a glob pattern, sorted."""
+        column = self._table.c.state_id
+        statement = select_final(column).where(self._table.c.is_deleted == 0).order_by(column)
+        matches = matcher(pattern)
+        return [row[0] for row in self.select(self._narrowed(statement, pattern)) if matches(row[0])]
+
+    def stream(self, pattern: str | None = None) -> Iterator[StateRow]:
+        """All states that match a glob pattern, sorted by ID, page by page in bounded memory."""
+        column, matches = self._table.c.state_id, matcher(pattern)
+        statement = self._narrowed(self._rows, pattern).order_by(column)
+        page, limit = self._page(statement, PAGE_ROWS), PAGE_ROWS
+        while page:
+            yield from (row for row in page if matches(row.state_id))
+            if len(page) < limit:
+                return
+            limit = _next_limit(page)
+            page = self._page(statement.where(column > page[-1].state_id), limit)
+
+    def insert_versions(self, rows: Iterable[StateRow]) -> None:
+        """Insert versions, all in one statement."""
+        self.insert(self._table, [asdict(row) | {"is_deleted": int(row.is_deleted)} for row in rows])
+
+    def _page(self, statement: Any, limit: int) -> list[StateRow]:
+        return [_row(row) for row in self.select(statement.limit(limit))]
+
+    def _narrowed(self, statement: Any, pattern: str | None) -> Any:
+        """With the pattern's literal beginning as a condition that the primary key answers."""
+        prefix = literal_prefix(pattern)
+        return statement.where(func.startsWith(self._table.c.state_id, prefix)) if prefix else statement
+
+
+def _row(row: Row[Any]) -> StateRow:
+    return StateRow(row[0], row[1], row[2], row[3])
+
+
+def _next_limit(page: Collection[StateRow]) -> int:
+    weight = sum(len(row.partial_state or "") + len(row.completed_state or "") + 1 for row in page)
+    return max(1, PAGE_BYTES * len(page) // weight)
