@@ -92,7 +92,23 @@ class LockError(StateBackendError):
 
 
 class StateLockedError(LockError):
-    """Somebody else held the lock until the wait was over."""
+    """Somebody else held the lock until the wait was over.
+
+    Attributes:
+        state_ids: What stayed locked.
+        holder: Who holds the first of them: `user@host:pid`.
+        operation: What that holder does.
+        lock_id: That holder's lock_id.
+        age_seconds: For how long that lock exists, by the server's clock.
+        lease_seconds_left: After so much more silence it may be taken over.
+    """
+
+    state_ids: tuple[str, ...] = ()
+    holder: str = ""
+    operation: str = ""
+    lock_id: str = ""
+    age_seconds: float = 0.0
+    lease_seconds_left: float = 0.0
 
 
 class StateLockLostError(LockError):

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -40,6 +40,8 @@ SHORTEST_PAUSE_SECONDS = 0.005
 PAUSE_PER_AGE = 0.5
 """A waiter pauses for this part of the time for which the rival holds the lock already: short locks are asked often."""
 RENEWALS_PER_LEASE = 3
+NAMED_IN_ERRORS = 10
+"""An error names so many state IDs; its attribute has all."""
 PATIENCE_SECONDS = 0.4
 """After so long a wait, in seconds, one log line says for whom."""
 
@@ -100,7 +102,14 @@ class LockOptions:
 class Lock:
     """The lock of one or several state IDs, held by one lock_id. `Locker` makes it."""
 
-    def __init__(self, store: LockStore, state_ids: Iterable[str], lease_seconds: float, identity: Identity) -> None:
+    def __init__(
+        self,
+        store: LockStore,
+        state_ids: Iterable[str],
+        lease_seconds: float,
+        identity: Identity,
+        born: int | None = None,
+    ) -> None:
         self.lock_id = str(uuid.uuid4())
         self.lease_seconds = lease_seconds
         self._store = store
@@ -109,7 +118,7 @@ class Lock:
         self._writes: dict[str, int] = {}
         self._lost = False
         self._rows = {
-            state_id: LockRow(state_id, self.lock_id, False, None, None, lease_seconds, 1, identity)
+            state_id: LockRow(state_id, self.lock_id, False, born, born, lease_seconds, 1, identity)
             for state_id in state_ids
         }
 
@@ -307,27 +316,30 @@ class Locker:
         )
         rest = dict.fromkeys(state_ids)
         self._refuse_nested(rest)
-        free: Collection[str] = tuple(rest)
+        free, born = self._first_look(tuple(rest), wait)
         while rest:
-            with self._candidacy(
-                Lock(self._store, free, self.options.lease_seconds, identify(operation)), wait
-            ) as lock:
+            lock = Lock(self._store, free, options.lease_seconds, identify(operation), born)
+            with self._candidacy(lock, wait):
                 for state_id in lock.state_ids:
                     del rest[state_id]
                 if lock.state_ids:
                     yield lock
             if rest:
-                free = self._until_free(tuple(rest), wait)
+                free, born = self._until_free(tuple(rest), wait)
+
+    def _first_look(self, state_ids: Collection[str], wait: _Wait) -> tuple[Collection[str], int | None]:
+        """One state ID is inserted at once; many need one birth, which the server draws for them at a read."""
+        return self._until_free(state_ids, wait) if len(state_ids) > 1 else (state_ids, None)
 
     @contextmanager
-    def _candidacy(self, lock: Lock, wait: _Wait) -> Iterator[Lock]:
+    def _candidacy(self, lock: Lock, wait: _Wait) -> Iterator[None]:
         """Compete once for each state ID of a lock, and hold what was won. Whatever happens, no row stays behind."""
         wait.attempts += 1
         try:
             lock.publish()
             self._decide(lock, wait)
             with self._holding(lock, wait):
-                yield lock
+                yield
         finally:
             self._abandon(lock)
 
@@ -351,14 +363,14 @@ class Locker:
                 self._pause(lock.lock_id, views, wait)
             pending = [*bumped, *staying]
 
-    def _until_free(self, state_ids: Collection[str], wait: _Wait) -> Collection[str]:
-        """Look, and only look, until some of the state IDs have no lock."""
+    def _until_free(self, state_ids: Collection[str], wait: _Wait) -> tuple[Collection[str], int]:
+        """Look, and only look, until some of the state IDs have no lock; and tell the server's time."""
         while True:
             views = self._read_without_the_dead(state_ids, "", wait)
             free = [state_id for state_id in state_ids if not views[state_id].live]
             if free and not wait.last_try:
                 wait.last_try = wait.over
-                return free
+                return free, views[free[0]].now
             if wait.over:
                 raise locked(views)
             self._pause("", views, wait)
@@ -473,16 +485,34 @@ def _sorted_out(verdicts: Mapping[str, Verdict]) -> tuple[list[str], list[str], 
 
 def locked(views: Mapping[str, View]) -> StateLockedError:
     """The error that tells who holds what one waited for in vain."""
-    blocked = {state_id: view for state_id, view in views.items() if view.live}
-    first = next(iter(blocked.values())).live[0] if blocked else None
-    names = ", ".join(repr(state_id) for state_id in list(blocked or views)[:10])
-    more = f" and {len(blocked) - 10} more" if len(blocked) > 10 else ""  # noqa: PLR2004
-    if first is None:
-        return StateLockedError(f"State {names} is wanted by others all the time", "Raise lock_acquire_timeout_seconds")
-    return StateLockedError(
-        f"State {names}{more} is locked by {_describe(first, views)}",
+    live = [view.live[0] for view in views.values() if view.live]
+    if not live:
+        return _named_error(tuple(views), "wanted by others all the time")
+    error = _named_error(tuple(lock.state_id for lock in live), f"locked by {_describe(live[0], views)}")
+    now = views[live[0].state_id].now
+    error.holder, error.operation = live[0].identity.holder, live[0].identity.operation
+    error.lock_id, error.age_seconds = live[0].lock_id, live[0].age_seconds(now)
+    error.lease_seconds_left = live[0].lease_seconds_left(now)
+    return error
+
+
+def merged(errors: Sequence[StateLockedError]) -> StateLockedError:
+    """One error for several: the first, with the state IDs of all."""
+    if len(errors) == 1:
+        return errors[0]
+    state_ids = tuple(state_id for error in errors for state_id in error.state_ids)
+    return _named_error(state_ids, f"locked, the first by {errors[0].holder}")
+
+
+def _named_error(state_ids: tuple[str, ...], complaint: str) -> StateLockedError:
+    names = ", ".join(map(repr, state_ids[:NAMED_IN_ERRORS]))
+    more = f" and {len(state_ids) - NAMED_IN_ERRORS} more" if len(state_ids) > NAMED_IN_ERRORS else ""
+    error = StateLockedError(
+        f"State {names}{more} is {complaint}",
         "Wait for it, or raise lock_acquire_timeout_seconds; a dead holder's lock ends by itself with its lease",
     )
+    error.state_ids = state_ids
+    return error
 
 
 def _lost(state_id: str) -> StateLockLostError:

@@ -1,0 +1,134 @@
+"""The facade for Meltano: a `StateStoreManager` found by the URI schemes `clickhouse` and `chdb`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+from meltano.core.state_store.base import MeltanoState, StateStoreManager
+
+from meltano_ch_state.connection import engine_for, release
+from meltano_ch_state.lock import LockOptions
+from meltano_ch_state.meltano_errors import meltano_errors
+from meltano_ch_state.migrate import Schema
+from meltano_ch_state.repositories.locks import LockRepository
+from meltano_ch_state.repositories.states import StateRepository
+from meltano_ch_state.settings import SETTING_NAMES, Settings, resolve
+from meltano_ch_state.store import State, StateStore
+
+logger = logging.getLogger(__name__)
+
+
+class ClickhouseStateStoreManager(StateStoreManager):
+    """Keeps Meltano's state in ClickHouse: on a server (`clickhouse://`) or embedded (`chdb://`).
+
+    Every method raises the errors of `meltano_ch_state.errors`, each of them a `MeltanoError` here. Making a manager
+    connects to nothing; the first call that needs the database does.
+    """
+
+    label = "ClickHouse"
+
+    def __init__(self, uri: str | None = None, **given: Any) -> None:
+        """Resolve the settings.
+
+        Args:
+            uri: `state_backend.uri`.
+            given: Settings by their names in `meltano_ch_state.settings.Settings`; None where one is not set. Meltano's
+                generic `lock_timeout_seconds` is ignored: it cannot be told from its default, and is neither the wait
+                for a lock nor its lease.
+
+        Raises:
+            ConfigurationError: If the URI or a setting is wrong.
+            MissingSettingError: If no host is named.
+        """
+        super().__init__()
+        known = {name for names in SETTING_NAMES.values() for name in names}
+        for name in sorted(set(given) - known - {"lock_timeout_seconds"}):
+            logger.warning("The setting %s means nothing to the ClickHouse state backend", name)
+        with meltano_errors():
+            self.settings: Settings = resolve(uri, **{name: given[name] for name in given if name in known})
+
+    @cached_property
+    def store(self) -> StateStore:
+        """The states and their locks."""
+        settings = self.settings
+        engine = engine_for(settings)
+        options = LockOptions(
+            settle_seconds=settings.lock_settle_seconds,
+            lease_seconds=settings.stale_lock_seconds,
+            timeout_seconds=settings.lock_acquire_timeout_seconds,
+            retry_seconds=settings.lock_retry_seconds,
+        )
+        locks = LockRepository(engine, settings.schema, settings.table, options=options)
+        states = StateRepository(engine, settings.schema, settings.table)
+        return StateStore(states, locks.locker, Schema(engine, settings.names, auto_upgrade=settings.auto_upgrade))
+
+    def set(self, state: MeltanoState) -> None:
+        """Replace a state, under its lock."""
+        with meltano_errors():
+            self.store.set(state)
+
+    def get(self, state_id: str) -> MeltanoState | None:
+        """The current state, its parts always dicts; None when there is none."""
+        with meltano_errors():
+            state = self.store.get(state_id)
+        return None if state is None else _meltano_state(state)
+
+    def delete(self, state_id: str) -> None:
+        """Clear a state, under its lock; one that is not there stays so."""
+        with meltano_errors():
+            self.store.clear(state_id)
+
+    def get_all(self, pattern: str | None = None) -> Iterator[MeltanoState]:
+        """The states that match a glob pattern, sorted by ID, in bounded memory."""
+        with meltano_errors():
+            yield from map(_meltano_state, self.store.stream(pattern))
+
+    def set_all(self, states: Iterable[MeltanoState]) -> int:
+        """Replace many states, each under its lock, and count them."""
+        with meltano_errors():
+            return self.store.set_all(states)
+
+    def clear_all(self) -> int:
+        """Clear all states, each under its lock, and count them."""
+        with meltano_errors():
+            return self.store.clear_all()
+
+    def get_state_ids(self, pattern: str | None = None) -> list[str]:
+        """The IDs that match a glob pattern (`*`, `?`, `[seq]`, `[!seq]`, case-sensitive), sorted."""
+        with meltano_errors():
+            return self.store.ids(pattern)
+
+    def migrate(self) -> None:
+        """Create or upgrade the tables; `meltano upgrade` calls it."""
+        with meltano_errors():
+            self.store.schema.upgrade()
+
+    def close(self) -> None:
+        """Let go of the connection; the next call would connect again."""
+        if self.__dict__.pop("store", None) is not None:
+            release(self.settings)
+
+    @contextmanager
+    def acquire_lock(self, state_id: str, *, retry_seconds: float = 1) -> Generator[None]:
+        """Hold the lock of a state for the length of a `with` block; `set` and `delete` in it use this lock.
+
+        Args:
+            state_id: What to lock.
+            retry_seconds: The longest pause between two looks at another holder's lock; the setting
+                `lock_retry_seconds` is another upper limit.
+
+        Raises:
+            NestedLockError: If this thread holds it already.
+            StateLockedError: If another holder kept it for `lock_acquire_timeout_seconds`.
+        """
+        longest = min(retry_seconds, self.settings.lock_retry_seconds)
+        with meltano_errors(), self.store.lock(state_id, "update", retry_seconds=longest):
+            yield
+
+
+def _meltano_state(state: State) -> MeltanoState:
+    return MeltanoState(state.state_id, state.partial_state, state.completed_state)

@@ -1,0 +1,239 @@
+"""States under locks: what the Meltano facade and other programs call.
+
+A read asks the state table alone. A write takes the state's lock, inserts a version under the lock's token, and counts
+only when the lock was still held afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+from meltano_ch_state.errors import InvalidStateError, StateLockedError
+from meltano_ch_state.lock import Lock, Locker, merged
+from meltano_ch_state.repositories.states import StateRow
+
+BATCH_STATES = 10_000
+"""A bulk call locks and writes so many states at a time."""
+BATCH_BYTES = 32_000_000
+"""A bulk call holds about so many bytes of states at a time."""
+
+JSONObject = dict[str, Any]
+
+
+class StateLike(Protocol):
+    """A state to write; Meltano's `MeltanoState` is one."""
+
+    state_id: str
+    partial_state: JSONObject | None
+    completed_state: JSONObject | None
+
+
+@dataclass(slots=True)
+class State:
+    """A state as read; a part that was never set is empty."""
+
+    state_id: str
+    partial_state: JSONObject
+    completed_state: JSONObject
+
+
+class States(Protocol):
+    """Where versions of states live; `StateRepository` is one."""
+
+    def get(self, state_id: str) -> StateRow | None:
+        """The newest version, unless it is a tombstone."""
+
+    def ids(self, pattern: str | None = None) -> list[str]:
+        """The IDs that match, sorted."""
+
+    def stream(self, pattern: str | None = None) -> Iterator[StateRow]:
+        """The states that match, sorted by ID."""
+
+    def insert_versions(self, rows: Iterable[StateRow]) -> None:
+        """Insert versions, all in one statement."""
+
+
+class Schema(Protocol):
+    """Whether the tables are there."""
+
+    def readable(self) -> bool:
+        """Whether there is something to read."""
+
+    def make_writable(self) -> None:
+        """Create or upgrade the tables where that is due and allowed."""
+
+    def upgrade(self) -> None:
+        """Create or upgrade the tables."""
+
+
+class StateStore:
+    """Reads and writes states; every write holds the state's lock."""
+
+    def __init__(self, states: States, locker: Locker, schema: Schema) -> None:
+        self.locker = locker
+        self._states = states
+        self.schema = schema
+
+    def get(self, state_id: str) -> State | None:
+        """The current state, or None.
+
+        Raises:
+            InvalidStateError: If what is stored is not JSON.
+        """
+        _encodable(state_id)
+        row = self._states.get(state_id) if self.schema.readable() else None
+        return _loaded(row) if row else None
+
+    def ids(self, pattern: str | None = None) -> list[str]:
+        """The IDs of the states that match a glob pattern, sorted; None and `*` match all."""
+        return self._states.ids(pattern) if self.schema.readable() else []
+
+    def stream(self, pattern: str | None = None) -> Iterator[State]:
+        """The states that match a glob pattern, sorted by ID, in bounded memory.
+
+        Raises:
+            InvalidStateError: If what is stored is not JSON.
+        """
+        if self.schema.readable():
+            yield from map(_loaded, self._states.stream(pattern))
+
+    def lock(self, state_id: str, operation: str, **limits: float | None) -> AbstractContextManager[Lock]:
+        """Hold a state's lock for the length of a `with` block; writes in it use this lock. See `Locker.hold`."""
+        _encodable(state_id)
+        self.schema.make_writable()
+        return self.locker.hold(state_id, operation, **limits)
+
+    def set(self, state: StateLike) -> None:
+        """Replace a state.
+
+        Raises:
+            InvalidStateError: If it cannot be written as JSON; nothing is touched.
+            StateLockedError: If another holder kept the lock until the timeout.
+            StateLockLostError: If this holder was deposed meanwhile.
+        """
+        self._write({state.state_id: _dumped(state)}, "set")
+
+    def set_all(self, states: Iterable[StateLike]) -> int:
+        """Replace many states, in batches; of two with the same ID the later one wins.
+
+        Returns:
+            How many states were given.
+
+        Raises:
+            InvalidStateError: If one cannot be written as JSON; its batch is not touched.
+            StateLockedError: If some stayed locked; the error names them, all others are written.
+        """
+        return self._write_all(map(_dumped, states), "set_all")
+
+    def clear(self, state_id: str) -> None:
+        """Clear a state; one that is not there stays so.
+
+        Raises:
+            StateLockedError: If another holder kept the lock until the timeout.
+            StateLockLostError: If this holder was deposed meanwhile.
+        """
+        _encodable(state_id)
+        self._write({state_id: _tombstone(state_id)}, "clear")
+
+    def clear_all(self) -> int:
+        """Clear every state there is.
+
+        Returns:
+            How many were cleared.
+
+        Raises:
+            StateLockedError: If some stayed locked; the error names them, all others are cleared.
+        """
+        return self._write_all(map(_tombstone, self.ids()), "clear_all")
+
+    def _write_all(self, rows: Iterator[StateRow], operation: str) -> int:
+        count = 0
+        failures: list[StateLockedError] = []
+        for batch in _batches(rows):
+            count += len(batch)
+            try:
+                self._write({row.state_id: row for row in batch}, operation)
+            except StateLockedError as error:
+                failures.append(error)
+        if failures:
+            raise merged(failures)
+        return count
+
+    def _write(self, rows: dict[str, StateRow], operation: str) -> None:
+        self.schema.make_writable()
+        for lock, state_ids in self._locks(rows, operation):
+            versions = [_versioned(rows[state_id], lock.version(state_id)) for state_id in state_ids]
+            self._states.insert_versions(versions)
+            lock.confirm(state_ids)
+
+    def _locks(self, state_ids: Collection[str], operation: str) -> Iterator[tuple[Lock, Collection[str]]]:
+        """The locks for some states: those that this thread holds already, then new ones for the rest."""
+        held = {state_id: lock for state_id in state_ids if (lock := self.locker.held(state_id))}
+        for state_id, lock in held.items():
+            yield lock, [state_id]
+        rest = [state_id for state_id in state_ids if state_id not in held]
+        if rest:
+            for lock in self.locker.hold_each(rest, operation):
+                yield lock, lock.state_ids
+
+
+def _batches(rows: Iterator[StateRow]) -> Iterator[list[StateRow]]:
+    for first in rows:
+        batch, size = [first], _weight(first)
+        for row in islice(rows, BATCH_STATES - 1):
+            batch.append(row)
+            size += _weight(row)
+            if size > BATCH_BYTES:
+                break
+        yield batch
+
+
+def _weight(row: StateRow) -> int:
+    return len(row.state_id) + len(row.partial_state or "") + len(row.completed_state or "")
+
+
+def _versioned(row: StateRow, version: int) -> StateRow:
+    return StateRow(row.state_id, row.partial_state, row.completed_state, version, row.is_deleted)
+
+
+def _tombstone(state_id: str) -> StateRow:
+    return StateRow(state_id, None, None, 0, is_deleted=True)
+
+
+def _encodable(state_id: str) -> None:
+    try:
+        state_id.encode()
+    except UnicodeEncodeError:
+        raise InvalidStateError(f"State ID {state_id!r} is not valid Unicode", "Use another ID") from None
+
+
+def _dumped(state: StateLike) -> StateRow:
+    _encodable(state.state_id)
+    parts = (state.partial_state, state.completed_state)
+    try:
+        partial, completed = (None if part is None else json.dumps(part) for part in parts)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidStateError(f"State {state.state_id!r} cannot be written as JSON: {error}") from error
+    return StateRow(state.state_id, partial, completed, 0)
+
+
+def _loaded(row: StateRow) -> State:
+    return State(row.state_id, _part(row, row.partial_state), _part(row, row.completed_state))
+
+
+def _part(row: StateRow, text: str | None) -> JSONObject:
+    try:
+        part = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        part = None
+    if not isinstance(part, dict):
+        raise InvalidStateError(
+            f"State {row.state_id!r} holds something that is no JSON object",
+            "Replace it with: meltano state set, or clear it",
+        )
+    return part
