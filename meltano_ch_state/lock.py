@@ -57,6 +57,9 @@ class LockStore(Protocol):
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
         """What there is about each of the state IDs now, and the state's own token."""
 
+    def alive(self, lock_id: str, state_ids: Collection[str]) -> Collection[str]:
+        """Those of the state IDs for which this lock_id has a row and no tombstone."""
+
     def settle_seconds(self) -> float:
         """How long after an insert a read may not yet see what others inserted before, in seconds."""
 
@@ -155,18 +158,18 @@ class Lock:
         assert token is not None, "held, so the token was read"  # noqa: S101
         return token + written
 
-    def confirm(self, state_ids: Collection[str] | None = None) -> dict[str, View]:
+    def confirm(self, state_ids: Collection[str] | None = None) -> None:
         """Make sure that nobody deposed this holder until now; without that, no write counts as done.
 
         Raises:
             StateLockLostError: If it was deposed, or its row is gone.
         """
-        views = dict(self._store.read(state_ids or self.state_ids))
-        for state_id, view in views.items():
-            if view.own(self.lock_id) is None:
+        asked = self.state_ids if state_ids is None else state_ids
+        alive = self._store.alive(self.lock_id, asked)
+        for state_id in asked:
+            if state_id not in alive:
                 self._lost = True
                 raise _lost(state_id)
-        return views
 
     def renew(self) -> None:
         """Say that the holder lives, then see whether it was deposed.

@@ -10,10 +10,10 @@ from typing import Any
 
 from meltano.core.state_store.base import MeltanoState, StateStoreManager
 
-from meltano_ch_state.connection import engine_for, release
+from meltano_ch_state.connection import engine_for
 from meltano_ch_state.lock import LockOptions
 from meltano_ch_state.meltano_errors import meltano_errors
-from meltano_ch_state.migrate import Schema
+from meltano_ch_state.migrate import Schema, upgrade
 from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.repositories.states import StateRepository
 from meltano_ch_state.settings import SETTING_NAMES, Settings, resolve
@@ -64,7 +64,7 @@ class ClickhouseStateStoreManager(StateStoreManager):
         )
         locks = LockRepository(engine, settings.schema, settings.table, options=options)
         states = StateRepository(engine, settings.schema, settings.table)
-        return StateStore(states, locks.locker, Schema(engine, settings.names, auto_upgrade=settings.auto_upgrade))
+        return StateStore(states, locks.locker, Schema(engine, settings.names, settings.auto_upgrade))
 
     def set(self, state: MeltanoState) -> None:
         """Replace a state, under its lock."""
@@ -105,12 +105,12 @@ class ClickhouseStateStoreManager(StateStoreManager):
     def migrate(self) -> None:
         """Create or upgrade the tables; `meltano upgrade` calls it."""
         with meltano_errors():
-            self.store.schema.upgrade()
+            upgrade(engine_for(self.settings), self.settings.names)
 
     def close(self) -> None:
         """Let go of the connection; the next call would connect again."""
         if self.__dict__.pop("store", None) is not None:
-            release(self.settings)
+            engine_for(self.settings).dispose()
 
     @contextmanager
     def acquire_lock(self, state_id: str, *, retry_seconds: float = 1) -> Generator[None]:

@@ -59,16 +59,13 @@ class States(Protocol):
 
 
 class Schema(Protocol):
-    """Whether the tables are there."""
+    """Whether the tables are there; `migrate.Schema` is one."""
 
-    def readable(self) -> bool:
+    def check_readable(self) -> bool:
         """Whether there is something to read."""
 
-    def make_writable(self) -> None:
+    def ensure_writable(self) -> None:
         """Create or upgrade the tables where that is due and allowed."""
-
-    def upgrade(self) -> None:
-        """Create or upgrade the tables."""
 
 
 class StateStore:
@@ -77,7 +74,8 @@ class StateStore:
     def __init__(self, states: States, locker: Locker, schema: Schema) -> None:
         self.locker = locker
         self._states = states
-        self.schema = schema
+        self._schema = schema
+        self._readable = self._writable = False
 
     def get(self, state_id: str) -> State | None:
         """The current state, or None.
@@ -86,12 +84,12 @@ class StateStore:
             InvalidStateError: If what is stored is not JSON.
         """
         _encodable(state_id)
-        row = self._states.get(state_id) if self.schema.readable() else None
+        row = self._states.get(state_id) if self._check_readable() else None
         return _loaded(row) if row else None
 
     def ids(self, pattern: str | None = None) -> list[str]:
         """The IDs of the states that match a glob pattern, sorted; None and `*` match all."""
-        return self._states.ids(pattern) if self.schema.readable() else []
+        return self._states.ids(pattern) if self._check_readable() else []
 
     def stream(self, pattern: str | None = None) -> Iterator[State]:
         """The states that match a glob pattern, sorted by ID, in bounded memory.
@@ -99,13 +97,13 @@ class StateStore:
         Raises:
             InvalidStateError: If what is stored is not JSON.
         """
-        if self.schema.readable():
+        if self._check_readable():
             yield from map(_loaded, self._states.stream(pattern))
 
     def lock(self, state_id: str, operation: str, **limits: float | None) -> AbstractContextManager[Lock]:
         """Hold a state's lock for the length of a `with` block; writes in it use this lock. See `Locker.hold`."""
         _encodable(state_id)
-        self.schema.make_writable()
+        self._ensure_writable()
         return self.locker.hold(state_id, operation, **limits)
 
     def set(self, state: StateLike) -> None:
@@ -165,11 +163,22 @@ class StateStore:
         return count
 
     def _write(self, rows: dict[str, StateRow], operation: str) -> None:
-        self.schema.make_writable()
+        self._ensure_writable()
         for lock, state_ids in self._locks(rows, operation):
             versions = [_versioned(rows[state_id], lock.version(state_id)) for state_id in state_ids]
             self._states.insert_versions(versions)
             lock.confirm(state_ids)
+
+    def _check_readable(self) -> bool:
+        """Whether there are tables to read; asked until there are, then remembered."""
+        self._readable = self._readable or self._schema.check_readable()
+        return self._readable
+
+    def _ensure_writable(self) -> None:
+        """Make sure, once, that the tables are there and not too new."""
+        if not self._writable:
+            self._schema.ensure_writable()
+            self._readable = self._writable = True
 
     def _locks(self, state_ids: Collection[str], operation: str) -> Iterator[tuple[Lock, Collection[str]]]:
         """The locks for some states: those that this thread holds already, then new ones for the rest."""

@@ -105,6 +105,11 @@ class MemoryLocks:
         with self._database.mutex:
             return {state_id: self._view(state_id) for state_id in state_ids}
 
+    def alive(self, lock_id: str, state_ids: Collection[str]) -> Collection[str]:
+        """Those of the state IDs for which this lock_id has a row and no tombstone."""
+        views = self.read(state_ids)
+        return {state_id for state_id, view in views.items() if view.own(lock_id)}
+
     def _view(self, state_id: str) -> View:
         rows = [(key, lock) for key, lock in self._database.locks.items() if key[0] == state_id]
         dead = {lock_id for (_, lock_id, released, _), _ in rows if released}
@@ -124,14 +129,11 @@ class MemoryLocks:
 class MemorySchema:
     """Tables that are always there."""
 
-    def readable(self) -> bool:
+    def check_readable(self) -> bool:
         """There is always something to read."""
         return True
 
-    def make_writable(self) -> None:
-        """Nothing to do."""
-
-    def upgrade(self) -> None:
+    def ensure_writable(self) -> None:
         """Nothing to do."""
 
 

@@ -48,14 +48,19 @@ class Repository:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def select(self, statement: Executable, parameters: Mapping[str, object] | None = None) -> Sequence[Row[Any]]:
-        """Run a query and fetch all of its rows.
+    def select(
+        self,
+        statement: Executable,
+        parameters: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> Sequence[Row[Any]]:
+        """Run a query and fetch all of its rows; a user with readonly=1 may send no settings.
 
         Raises:
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
         with server_errors(self.engine), self.engine.connect() as connection:
-            return connection.execute(statement, parameters or {}).all()
+            return connection.execute(statement, parameters or {}, execution_options=self._options(settings)).all()
 
     def insert(self, table: Table, rows: Iterable[Mapping[str, object]]) -> None:
         """Insert rows as data, all in one statement that is done when this returns.
@@ -64,12 +69,11 @@ class Repository:
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
         with server_errors(self.engine), self.engine.connect() as connection:
-            connection.execute(insert(table), list(rows), execution_options=self._options)
+            connection.execute(insert(table), list(rows), execution_options=self._options(_WRITE_SETTINGS))
 
-    @property
-    def _options(self) -> dict[str, Any]:
+    def _options(self, settings: Mapping[str, object] | None) -> dict[str, Any]:
         # the driver `http` of clickhouse-sqlalchemy puts settings behind VALUES: Code 27
-        return {} if self.engine.driver == "http" else {"settings": _WRITE_SETTINGS}
+        return {"settings": settings} if settings and self.engine.driver != "http" else {}
 
 
 @contextmanager

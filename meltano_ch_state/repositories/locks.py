@@ -17,6 +17,8 @@ from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, LOCK_SETTLE
 
 IDS_TEXT_BYTES = 100_000
 """State IDs of about this many bytes go into one query, quoted up to twice as long: its text may have 256 KiB."""
+_POINT_READ = {"max_threads": 1}
+"""Threads cost a point read more than they save: 8.9 ms with them, 6.9 ms without, on two cores."""
 LINEARIZABLE_ENGINES = {"ReplacingMergeTree"}
 """On one server an insert that was answered is seen by every later read; replicas need time, or a quorum."""
 
@@ -51,6 +53,7 @@ class LockRepository(Repository):
         models = build(Names(schema, table))
         self._table = models.state_lock
         self._views = _views_statement(models.state_lock.c, models.state.c)
+        self._own = _own_statement(models.state_lock.c)
         self._settle_seconds: float | None = None
         self.locker = Locker(_Rows(self), options, clock)
 
@@ -75,8 +78,16 @@ class LockRepository(Repository):
         """The live locks and the greatest token of each state ID."""
         rows: list[Row[Any]] = []
         for part in _parts(state_ids):
-            rows.extend(self.select(self._views, {"ids": part}))
+            rows.extend(self.select(self._views, {"ids": part}, _POINT_READ))
         return _make_views(state_ids, rows)
+
+    def read_alive(self, lock_id: str, state_ids: Collection[str]) -> set[str]:
+        """Those of the state IDs for which a lock_id has a row and no tombstone."""
+        found: dict[str, bool] = {}
+        for part in _parts(state_ids):
+            for state_id, released in self.select(self._own, {"ids": part, "lock_id": lock_id}, _POINT_READ):
+                found[state_id] = found.get(state_id, True) and not released
+        return {state_id for state_id, alive in found.items() if alive}
 
     def settle_seconds(self) -> float:
         """0 where an answered insert is seen by every later read, else `LOCK_SETTLE_SECONDS`. Asked once."""
@@ -98,6 +109,9 @@ class _Rows:
 
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
         return self._repository.read_views(state_ids)
+
+    def alive(self, lock_id: str, state_ids: Collection[str]) -> Collection[str]:
+        return self._repository.read_alive(lock_id, state_ids)
 
     def settle_seconds(self) -> float:
         return self._repository.settle_seconds()
@@ -138,6 +152,12 @@ def _views_statement(lock: Any, state: Any) -> Any:
         _NOW.label("now"),
     ).where(state.state_id.in_(_IDS))
     return union_all(locks, states)
+
+
+def _own_statement(lock: Any) -> Any:
+    return select_final(lock.state_id, lock.released).where(
+        lock.state_id.in_(_IDS), lock.lock_id == bindparam("lock_id")
+    )
 
 
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
