@@ -11,7 +11,7 @@ from typing import Any
 from meltano.core.state_store.base import MeltanoState, StateStoreManager
 
 from meltano_ch_state.connection import engine_for
-from meltano_ch_state.lock import LockOptions
+from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.meltano_errors import meltano_errors
 from meltano_ch_state.migrate import Schema, upgrade
 from meltano_ch_state.repositories.locks import LockRepository

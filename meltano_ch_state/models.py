@@ -71,7 +71,9 @@ class StateColumns:
 
 
 class StateLockColumns:
-    """One row about one lock: live (`released` 0) or a tombstone (1), which ends that lock_id for ever.
+    """One row about one lock_id: live (`released` 0) or a tombstone (1), which ends that lock_id for ever.
+
+    A live row is a contender's or holder's, or (`waiting` 1) the place of somebody in the queue, which locks nothing.
 
     The token is part of the key, so that no later row, and no late duplicate of an earlier one, hides the greatest
     token that a lock_id published (docs/decisions/0001).
@@ -94,6 +96,7 @@ class StateLockColumns:
     token: Mapped[int] = _timestamp(primary_key=True, server_default=func.now64(MICROSECONDS))
     born: Mapped[int] = _server_time()
     locked_at: Mapped[int] = _server_time()
+    waiting: Mapped[int] = mapped_column(types.UInt8, nullable=False, server_default=text("0"))
     lease_seconds: Mapped[float] = mapped_column(types.Float64, nullable=False)
     sequence: Mapped[int] = mapped_column(types.UInt32, nullable=False)
     holder: Mapped[str] = _string()

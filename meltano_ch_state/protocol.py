@@ -3,6 +3,7 @@
 A lock is a row in the lock table, its lock_id a UUID. Everybody inserts first and decides afterwards, from one read
 (docs/decisions/0001):
 
+- somebody waits who was there earlier: withdraw, and queue up;
 - alone, and the own token at least `TOKEN_STEP` above every other: held;
 - alone, but not so: publish a greater token and read again;
 - not alone: the earliest (born, lock_id) stays and reads again, the others withdraw;
@@ -13,6 +14,7 @@ Times and tokens are integers of microseconds since 1970, UTC.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -29,12 +31,14 @@ class LockRow:
     Attributes:
         token: Microseconds; None lets the server draw it.
         born: Microseconds; None lets the server draw it, at the first insert only.
+        waiting: Whether it is a place in the queue, which locks nothing.
         sequence: Counts the rows that a lock_id got from one client, so that no two are identical.
     """
 
     state_id: str
     lock_id: str
     released: bool
+    waiting: bool
     token: int | None
     born: int | None
     lease_seconds: float
@@ -53,6 +57,12 @@ class LiveLock:
     locked_at: int
     lease_seconds: float
     identity: Identity
+    waiting: bool = False
+
+    @property
+    def order(self) -> tuple[int, str]:
+        """Who was there earlier has a lower one; the lock_id decides a tie."""
+        return self.born, self.lock_id
 
     def age_seconds(self, now: int) -> float:
         """How long ago it was born, in seconds."""
@@ -68,12 +78,14 @@ class View:
     """What one read saw of one state ID.
 
     Attributes:
-        live: The live locks, the earliest first.
+        live: The live locks of contenders and holders, the earliest first.
+        queue: The places of those who wait, the earliest first.
         floor: The greatest token of tombstones, of their live rows, and of the state itself.
         now: The server's time at the read.
     """
 
     live: tuple[LiveLock, ...] = ()
+    queue: tuple[LiveLock, ...] = ()
     floor: int = 0
     now: int = 0
 
@@ -85,9 +97,17 @@ class View:
         """The live locks with another lock_id, the earliest first."""
         return tuple(lock for lock in self.live if lock.lock_id != lock_id)
 
+    def waiting_before(self, order: tuple[int, str]) -> tuple[LiveLock, ...]:
+        """The places in the queue before this one."""
+        return tuple(place for place in self.queue if place.order < order)
+
     def greatest(self, lock_id: str) -> int:
         """The greatest token that anybody else published."""
         return max([self.floor, *(lock.token for lock in self.rivals(lock_id))])
+
+    def without(self, over: Collection[LiveLock]) -> View:
+        """The view without some places in the queue, whose owners are gone."""
+        return replace(self, queue=tuple(place for place in self.queue if place not in over))
 
 
 class Verdict(Enum):
@@ -96,7 +116,7 @@ class Verdict(Enum):
     HELD = "held"
     BUMP = "publish a greater token, then read again"
     STAY = "the earliest: read again"
-    WITHDRAW = "not the earliest: withdraw, and wait"
+    WITHDRAW = "not the earliest: withdraw, and queue up"
     LOST = "revoked: start over"
 
 
@@ -107,12 +127,14 @@ def decide(view: View, lock_id: str) -> Verdict:
         return Verdict.LOST
     if view.rivals(lock_id):
         return Verdict.STAY if view.live[0] is own else Verdict.WITHDRAW
+    if view.waiting_before((own.born, "")):  # a courtesy: it would be safe to go on; an own place has the same birth
+        return Verdict.WITHDRAW
     return Verdict.HELD if own.token >= view.greatest(lock_id) + TOKEN_STEP else Verdict.BUMP
 
 
 def tombstone_of(lock: LiveLock, by: Identity) -> LockRow:
     """The row that ends a lock for ever; it repeats the token that was read."""
-    return LockRow(lock.state_id, lock.lock_id, True, lock.token, lock.born, lock.lease_seconds, 0, by)
+    return LockRow(lock.state_id, lock.lock_id, True, lock.waiting, lock.token, lock.born, lock.lease_seconds, 0, by)
 
 
 def next_row(row: LockRow, **changes: object) -> LockRow:
@@ -120,6 +142,8 @@ def next_row(row: LockRow, **changes: object) -> LockRow:
     return replace(row, sequence=row.sequence + 1, **changes)  # type: ignore[arg-type]
 
 
-def make_view(live: list[LiveLock], floor: int, now: int) -> View:
-    """Put the live locks in the order in which they were born; the lock_id decides a tie."""
-    return View(tuple(sorted(live, key=lambda lock: (lock.born, lock.lock_id))), floor, now)
+def make_view(rows: Iterable[LiveLock], floor: int, now: int) -> View:
+    """Put the rows in their order, and those who wait apart."""
+    ordered = sorted(rows, key=lambda lock: lock.order)
+    live, queue = ([lock for lock in ordered if lock.waiting is waiting] for waiting in (False, True))
+    return View(tuple(live), tuple(queue), floor, now)

@@ -14,7 +14,8 @@ from itertools import islice
 from typing import Any, Protocol
 
 from meltano_ch_state.errors import InvalidStateError, StateLockedError
-from meltano_ch_state.lock import Lock, Locker, merged
+from meltano_ch_state.lock import Lock, merged
+from meltano_ch_state.locker import Locker
 from meltano_ch_state.repositories.states import StateRow
 
 BATCH_STATES = 10_000
@@ -61,10 +62,10 @@ class States(Protocol):
 class Schema(Protocol):
     """Whether the tables are there; `migrate.Schema` is one."""
 
-    def check_readable(self) -> bool:
+    def readable(self) -> bool:
         """Whether there is something to read."""
 
-    def ensure_writable(self) -> None:
+    def make_writable(self) -> None:
         """Create or upgrade the tables where that is due and allowed."""
 
 
@@ -171,13 +172,13 @@ class StateStore:
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""
-        self._readable = self._readable or self._schema.check_readable()
+        self._readable = self._readable or self._schema.readable()
         return self._readable
 
     def _ensure_writable(self) -> None:
         """Make sure, once, that the tables are there and not too new."""
         if not self._writable:
-            self._schema.ensure_writable()
+            self._schema.make_writable()
             self._readable = self._writable = True
 
     def _locks(self, state_ids: Collection[str], operation: str) -> Iterator[tuple[Lock, Collection[str]]]:

@@ -16,10 +16,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meltano_ch_state.globs import matcher
-from meltano_ch_state.lock import Clock, Locker, LockOptions
+from meltano_ch_state.locker import Locker, LockOptions
 from meltano_ch_state.protocol import LiveLock, LockRow, View, make_view
 from meltano_ch_state.repositories.states import StateRow
 from meltano_ch_state.store import State, StateStore
+from meltano_ch_state.waiting import Clock
 
 __all__ = ["MemoryDatabase", "MemoryLocks", "MemorySchema", "MemoryStates", "State", "memory_store"]
 
@@ -92,6 +93,7 @@ class MemoryLocks:
                     now,
                     row.lease_seconds,
                     row.identity,
+                    row.waiting,
                 )
                 self._replace((row.state_id, row.lock_id, row.released, token), lock)
 
@@ -107,8 +109,10 @@ class MemoryLocks:
 
     def alive(self, lock_id: str, state_ids: Collection[str]) -> Collection[str]:
         """Those of the state IDs for which this lock_id has a row and no tombstone."""
-        views = self.read(state_ids)
-        return {state_id for state_id, view in views.items() if view.own(lock_id)}
+        with self._database.mutex:
+            keys = [key for key in self._database.locks if key[1] == lock_id and key[0] in state_ids]
+        dead = {state_id for state_id, _, released, _ in keys if released}
+        return {state_id for state_id, *_ in keys} - dead
 
     def _view(self, state_id: str) -> View:
         rows = [(key, lock) for key, lock in self._database.locks.items() if key[0] == state_id]
@@ -129,11 +133,11 @@ class MemoryLocks:
 class MemorySchema:
     """Tables that are always there."""
 
-    def check_readable(self) -> bool:
+    def readable(self) -> bool:
         """There is always something to read."""
         return True
 
-    def ensure_writable(self) -> None:
+    def make_writable(self) -> None:
         """Nothing to do."""
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Engine, Row, bindparam, func, literal_column, select, text, union_all
 
-from meltano_ch_state.lock import Clock, Lock, Locker, LockOptions
+from meltano_ch_state.lock import Lock
+from meltano_ch_state.locker import Locker, LockOptions
 from meltano_ch_state.models import MICROSECONDS, build
 from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import LiveLock, LockRow, View, make_view
 from meltano_ch_state.repositories.base import Repository, select_final
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, LOCK_SETTLE_SECONDS, Names
+from meltano_ch_state.waiting import Clock
 
 IDS_TEXT_BYTES = 100_000
 """State IDs of about this many bytes go into one query, quoted up to twice as long: its text may have 256 KiB."""
@@ -161,7 +163,7 @@ def _own_statement(lock: Any) -> Any:
 
 
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
-_DETAILS = ("lease_seconds", "holder", "process", "operation", "version")
+_DETAILS = ("waiting", "lease_seconds", "holder", "process", "operation", "version")
 
 
 def _of_lock_id(lock: Any) -> Any:
@@ -184,11 +186,11 @@ def _of_lock_id(lock: Any) -> Any:
 def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[str, View]:
     live: dict[str, list[LiveLock]] = {state_id: [] for state_id in state_ids}
     floors, now = dict.fromkeys(state_ids, 0), 0
-    for state_id, lock_id, token, born, locked, lease, holder, process, operation, version, at in rows:
+    for state_id, lock_id, token, born, locked, waiting, lease, *identity, at in rows:
         now = max(now, at)
         if lock_id:
-            identity = Identity(holder, process, operation, version)
-            live[state_id].append(LiveLock(state_id, lock_id, token, born, locked, lease, identity))
+            lock = LiveLock(state_id, lock_id, token, born, locked, lease, Identity(*identity), bool(waiting))
+            live[state_id].append(lock)
         else:
             floors[state_id] = max(floors[state_id], token)
     return {state_id: make_view(live[state_id], floors[state_id], now) for state_id in state_ids}
@@ -200,6 +202,7 @@ def _values(row: LockRow) -> dict[str, object]:
         "state_id": row.state_id,
         "lock_id": row.lock_id,
         "released": int(row.released),
+        "waiting": int(row.waiting),
         "lease_seconds": row.lease_seconds,
         "sequence": row.sequence,
         "holder": row.identity.holder,

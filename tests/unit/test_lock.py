@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import pytest
 
-from meltano_ch_state import lock as lock_module
+from meltano_ch_state import waiting
 from meltano_ch_state.errors import NestedLockError, StateLockedError, StateLockLostError
-from meltano_ch_state.lock import Clock, Locker, LockOptions, Metrics
+from meltano_ch_state.locker import Locker, LockOptions, Metrics
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import TOKEN_STEP, LockRow, View, tombstone_of
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks
+from meltano_ch_state.waiting import Clock
 
 FAST = LockOptions(timeout_seconds=5, retry_seconds=0.01)
 
@@ -62,7 +63,7 @@ def live_rows(database: MemoryDatabase) -> list[str]:
 def occupy(database: MemoryDatabase, lease: float = 300.0, process: str = "") -> LockRow:
     """A rival's live row, as another host would have left it."""
     identity = replace(identify("update"), holder="rival@elsewhere:9", process=process)
-    row = LockRow("s", "rival", False, None, None, lease, 1, identity)
+    row = LockRow("s", "rival", False, False, None, None, lease, 1, identity)
     MemoryLocks(database).insert([row])
     return row
 
@@ -195,7 +196,7 @@ def test_pauses_are_never_longer_than_retry_seconds(database: MemoryDatabase, fa
     with pytest.raises(StateLockedError), one.hold("s"):
         pass
     assert max(slept) <= 0.7
-    assert slept[0] < slept[-1]
+    assert len(slept) > 20 / 0.7
 
 
 def test_a_lock_whose_lease_is_over_is_taken_over(database: MemoryDatabase, fake: FakeTime) -> None:
@@ -372,7 +373,7 @@ def test_whom_one_waits_for_is_logged_once(
     database: MemoryDatabase, fake: FakeTime, caplog: pytest.LogCaptureFixture
 ) -> None:
     occupy(database)
-    caplog.set_level(logging.INFO, lock_module.__name__)
+    caplog.set_level(logging.INFO, waiting.__name__)
     with suppress(StateLockedError), locker(database, fake, timeout_seconds=5).hold("s"):
         pass
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
@@ -393,11 +394,12 @@ def test_metrics_tell_attempts_wait_and_hold(database: MemoryDatabase, fake: Fak
 
 
 def test_a_forked_child_neither_releases_nor_writes_under_its_parents_lock(database: MemoryDatabase) -> None:
-    with Locker(MemoryLocks(database)).hold("s") as held:
+    locks = MemoryLocks(database)
+    with Locker(locks).hold("s") as held:
         pid = os.fork()
         if pid == 0:  # the child: its memory is a copy, so it counts its own rows
             rows = len(database.locks)
-            held.release()
+            locks.insert(held.end())
             refused = False
             with suppress(StateLockLostError):
                 held.version("s")

@@ -1,0 +1,336 @@
+"""Takes locks: competes, queues up, takes over what dead holders left, holds and releases.
+
+Uncontended, taking a lock is one insert and one read, and releasing it is one insert; nobody sleeps. Who finds somebody
+else withdraws, takes a place in the queue, and watches only the one before it, so turns come in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+from meltano_ch_state.errors import NestedLockError
+from meltano_ch_state.lock import Lock, LockStore, describe, locked
+from meltano_ch_state.process import identify, is_dead
+from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow, Verdict, View, decide, tombstone_of
+from meltano_ch_state.renewal import RENEWALS_PER_LEASE, Renewal
+from meltano_ch_state.settings import LOCK_RETRY_SECONDS, LOCK_TIMEOUT_SECONDS, STALE_LOCK_SECONDS
+from meltano_ch_state.waiting import Clock, Wait
+
+PLACE_LEASE_SECONDS = 10.0
+"""A place in the queue counts for so long, in seconds, after its owner was last heard of."""
+FULL_LOOK_SECONDS = 0.5
+"""A waiter asks for one lock_id only, which is cheap, and looks at all rows again after so long, in seconds."""
+CONTENDED_SECONDS = 1.0
+"""For so long after a contended release, in seconds, this process queues up first: others may wait."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """What one acquisition cost: handed to `observe` when the lock is released. Times in seconds."""
+
+    state_ids: tuple[str, ...]
+    attempts: int
+    wait_seconds: float
+    hold_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockOptions:
+    """How one locker behaves. Times in seconds.
+
+    Attributes:
+        settle_seconds: The pause before a decision; None: as the store asks for.
+        lease_seconds: How long a holder may be silent before it may be deposed.
+        timeout_seconds: How long to wait for somebody else's lock.
+        retry_seconds: The longest pause between two looks.
+        observe: Called with the `Metrics` of each released lock.
+    """
+
+    settle_seconds: float | None = None
+    lease_seconds: float = STALE_LOCK_SECONDS
+    timeout_seconds: float = LOCK_TIMEOUT_SECONDS
+    retry_seconds: float = LOCK_RETRY_SECONDS
+    observe: Callable[[Metrics], None] | None = None
+
+
+class Locker:
+    """Takes locks on one store. Locks are per thread and state ID; one locker serves all threads."""
+
+    def __init__(self, store: LockStore, options: LockOptions | None = None, clock: Clock | None = None) -> None:
+        """Bind a store; nothing is sent yet."""
+        self.options = options or LockOptions()
+        self._store = store
+        self._clock = clock or Clock()
+        self._local = threading.local()
+        self._contended: dict[str, float] = {}  # when this process last released what others waited for
+        self._orphans: set[str] = set()  # lock_ids of this process whose release failed: nobody holds them
+
+    def held(self, state_id: str) -> Lock | None:
+        """The lock that this thread holds on a state ID."""
+        return self._holdings().get(state_id)
+
+    @contextmanager
+    def hold(self, state_id: str, operation: str = "lock", **limits: float | None) -> Iterator[Lock]:
+        """Hold the lock of one state ID for the length of a `with` block, and renew it as long as that takes.
+
+        Args:
+            state_id: What to lock.
+            operation: What others are told that the holder does.
+            limits: `timeout_seconds` and `retry_seconds`, in place of the options'.
+
+        Raises:
+            NestedLockError: If this thread holds it already.
+            StateLockedError: If another holder kept it until the timeout.
+        """
+        with closing(self.hold_each([state_id], operation, **limits)) as locks:
+            yield next(locks)
+
+    def hold_each(
+        self,
+        state_ids: Collection[str],
+        operation: str = "lock",
+        *,
+        timeout_seconds: float | None = None,
+        retry_seconds: float | None = None,
+    ) -> Generator[Lock, None, None]:
+        """Hold the locks of many state IDs, part by part: a part is released before the next is waited for.
+
+        Yields:
+            Locks that together cover each state ID once. Use each one before asking for the next.
+
+        Raises:
+            NestedLockError: If this thread holds one of them already.
+            StateLockedError: If another holder kept some until the timeout; the error names them, the others are done.
+        """
+        timeout = self.options.timeout_seconds if timeout_seconds is None else timeout_seconds
+        retry = self.options.retry_seconds if retry_seconds is None else retry_seconds
+        self._refuse_nested(state_ids)
+        turn = _Turn(dict.fromkeys(state_ids), operation, Wait(self._clock, timeout, retry))
+        try:
+            yield from self._hold_rest(turn)
+        finally:
+            self._bury(turn.place)
+            if turn.wait.contended:
+                self._contended.update(dict.fromkeys(state_ids, self._clock.monotonic()))
+
+    def _hold_rest(self, turn: _Turn) -> Iterator[Lock]:
+        free = self._first_look(turn)
+        while turn.rest:
+            lock = self._new_lock(free, turn, born=turn.place.born if turn.place else None)
+            with self._candidacy(lock, turn):
+                for state_id in lock.state_ids:
+                    del turn.rest[state_id]
+                if lock.state_ids:
+                    yield lock
+            if turn.rest:
+                free = self._until_turn(turn)
+
+    def _first_look(self, turn: _Turn) -> Collection[str]:
+        """Compete for one state ID at once, unless others wanted it lately; many need one birth, drawn at a read."""
+        state_ids = tuple(turn.rest)
+        released = max(self._contended.get(state_id, float("-inf")) for state_id in state_ids)
+        if len(state_ids) == 1 and self._clock.monotonic() - released > CONTENDED_SECONDS:
+            return state_ids
+        turn.place = self._new_lock(state_ids, turn, waiting=True)
+        self._store.insert(turn.place.rows)
+        return self._until_turn(turn)
+
+    def _new_lock(
+        self, state_ids: Collection[str], turn: _Turn, *, born: int | None = None, waiting: bool = False
+    ) -> Lock:
+        lease = PLACE_LEASE_SECONDS if waiting else self.options.lease_seconds
+        return Lock(self._store, state_ids, lease, identify(turn.operation), born=born, waiting=waiting)
+
+    @contextmanager
+    def _candidacy(self, lock: Lock, turn: _Turn) -> Iterator[None]:
+        """Compete once for each state ID of a lock, and hold what was won. Whatever happens, no row stays behind."""
+        turn.wait.attempts += 1
+        try:
+            self._store.insert(lock.rows)
+            self._decide(lock, turn)
+            with self._holding(lock, turn.wait):
+                yield
+        finally:
+            self._bury(lock, turn.place)
+
+    def _decide(self, lock: Lock, turn: _Turn) -> None:
+        """Settle, read and decide, until each state ID is held or withdrawn."""
+        pending: Collection[str] = lock.state_ids
+        while pending:
+            self._settle()
+            views = self._look(pending, lock.lock_id, turn.wait)
+            for view in views.values():
+                if own := view.own(lock.lock_id):
+                    lock.learn(own)
+            verdicts = {state_id: decide(view, lock.lock_id) for state_id, view in views.items()}
+            logger.debug("lock %s: %s", lock.lock_id, {i: verdict.name for i, verdict in verdicts.items()})
+            bumped, staying, leaving = _sorted_out(verdicts)
+            if staying and (turn.wait.over or bumped or len(staying) + len(leaving) < len(lock.state_ids)):
+                leaving, staying = [*leaving, *staying], []  # whoever holds, or will hold, something never waits
+            if leaving:
+                self._withdraw(lock, leaving, turn)
+            if bumped:
+                lock.raise_tokens({i: views[i].greatest(lock.lock_id) + TOKEN_STEP for i in bumped})
+            if staying:
+                rival, now = _first_rival(views, lock.lock_id)
+                turn.wait.meets(rival, describe(rival, now))
+                turn.wait.pause_shortly(rival.age_seconds(now))
+            pending = [*bumped, *staying]
+
+    def _withdraw(self, lock: Lock, state_ids: Collection[str], turn: _Turn) -> None:
+        """End a candidacy, and keep its seniority as a place in the queue."""
+        rows: list[LockRow] = []
+        if turn.place is None and lock.born is not None:
+            turn.place = self._new_lock(turn.rest, turn, born=lock.born, waiting=True)
+            rows.extend(turn.place.rows)
+        turn.wait.contended = True
+        self._store.insert([*rows, *lock.end(state_ids)])
+
+    def _until_turn(self, turn: _Turn) -> Collection[str]:
+        """Look, and only look, until nobody is before us for some of the state IDs."""
+        while True:
+            views = self._look(tuple(turn.rest), "", turn.wait)
+            before = {state_id: self._before(view, turn.place) for state_id, view in views.items()}
+            free = [state_id for state_id, others in before.items() if not others]
+            if free and not turn.wait.last_try:
+                turn.wait.last_try = turn.wait.over
+                return free
+            if turn.wait.over:
+                raise locked(views)
+            nearest = next(others[-1] for others in before.values() if others)
+            if self._outlast(nearest, views, turn) and len(turn.rest) == 1:
+                return tuple(turn.rest)
+
+    def _before(self, view: View, place: Lock | None) -> tuple[LiveLock, ...]:
+        """Who is before us: holders and contenders, then the places in the queue before ours; the nearest last."""
+        if place is None:
+            return (*view.live, *view.queue)
+        own = next((other for other in view.queue if other.lock_id == place.lock_id), None)
+        if own is None:  # ours is swept, or too old to count: the end of the queue
+            return (*view.live, *view.queue)
+        place.learn(own)
+        return (*view.live, *view.waiting_before(own.order))
+
+    def _outlast(self, other: LiveLock, views: Mapping[str, View], turn: _Turn) -> bool:
+        """Sleep as long as `other` is there, but not long without a look at all rows. Returns whether it went."""
+        now = views[other.state_id].now
+        turn.wait.meets(other, describe((views[other.state_id].live or (other,))[0], now))
+        since = turn.wait.seconds
+        while turn.wait.seconds - since < FULL_LOOK_SECONDS and not turn.wait.over:
+            turn.wait.pause(other.age_seconds(now) + turn.wait.seconds - since)
+            if not self._store.alive(other.lock_id, [other.state_id]):
+                return True
+        self._keep(turn)
+        return False
+
+    def _keep(self, turn: _Turn) -> None:
+        """Say that we still wait, now and then."""
+        if turn.place and turn.wait.seconds - turn.touched > PLACE_LEASE_SECONDS / RENEWALS_PER_LEASE:
+            turn.touched = turn.wait.seconds
+            turn.place.touch()
+
+    def _look(self, state_ids: Collection[str], lock_id: str, wait: Wait) -> Mapping[str, View]:
+        """Read; revoke the rivals that are over, and read again until there are none. Leave out places given up."""
+        while True:
+            views = self._store.read(state_ids)
+            over = [
+                rival for view in views.values() for rival in view.rivals(lock_id) if self._is_over(rival, view, wait)
+            ]
+            if not over:
+                return {i: view.without([p for p in view.queue if _is_gone(p, view)]) for i, view in views.items()}
+            for rival in over:
+                logger.warning(
+                    "Taking over the lock of state %r from %s",
+                    rival.state_id,
+                    describe(rival, views[rival.state_id].now),
+                )
+            self._store.insert([tombstone_of(rival, identify("take over")) for rival in over])
+
+    def _is_over(self, rival: LiveLock, view: View, wait: Wait) -> bool:
+        return rival.lock_id in self._orphans or _is_gone(rival, view) or wait.sees_silence(rival)
+
+    @contextmanager
+    def _holding(self, lock: Lock, wait: Wait) -> Iterator[None]:
+        waited, since = wait.seconds, self._clock.monotonic()
+        holdings, state_ids = self._holdings(), lock.state_ids
+        holdings.update(dict.fromkeys(state_ids, lock))
+        renewal = Renewal(lock)
+        renewal.start()
+        try:
+            yield
+        finally:
+            renewal.stop()
+            for state_id in state_ids:
+                holdings.pop(state_id, None)
+            if self.options.observe and state_ids:
+                held = self._clock.monotonic() - since
+                self.options.observe(Metrics(state_ids, wait.attempts, waited, held))
+
+    def _bury(self, lock: Lock | None, place: Lock | None = None) -> None:
+        """Release a lock, and the place in the queue for the same state IDs.
+
+        When that fails, the lock ends with its lease, and at once for this process.
+        """
+        if lock is None or not lock.state_ids:
+            return
+        self._orphans.add(lock.lock_id)
+        try:
+            state_ids = lock.state_ids
+            rows = [*lock.end(), *(place.end(state_ids) if place else ())]
+            if rows:
+                self._store.insert(rows)
+        except Exception as error:  # whatever it is, it must not mask what happened in the body
+            logger.warning("The lock of %s could not be released: %s", ", ".join(map(repr, state_ids)), error)
+        else:
+            self._orphans.discard(lock.lock_id)
+
+    def _holdings(self) -> dict[str, Lock]:
+        return self._local.__dict__.setdefault("holdings", {})  # type: ignore[no-any-return]
+
+    def _refuse_nested(self, state_ids: Iterable[str]) -> None:
+        for state_id in state_ids:
+            if self.held(state_id):
+                raise NestedLockError(
+                    f"This thread holds the lock of state {state_id!r} already", "Use the lock it holds, or release it"
+                )
+
+    def _settle(self) -> None:
+        asked = self.options.settle_seconds
+        seconds = self._store.settle_seconds() if asked is None else asked
+        if seconds:
+            self._clock.sleep(seconds)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one call still wants, its wait, and its place in the queue once it has one."""
+
+    rest: dict[str, None]
+    operation: str
+    wait: Wait
+    place: Lock | None = None
+    touched: float = 0.0
+
+
+def _is_gone(lock: LiveLock, view: View) -> bool:
+    """Whether its owner was silent for a lease by the server's clock, or is a dead process of this host."""
+    return lock.lease_seconds_left(view.now) < 0 or is_dead(lock.identity.process)
+
+
+def _first_rival(views: Mapping[str, View], lock_id: str) -> tuple[LiveLock, int]:
+    """The first lock of somebody else, and the server's time."""
+    return next((rival, view.now) for view in views.values() for rival in view.rivals(lock_id))
+
+
+def _sorted_out(verdicts: Mapping[str, Verdict]) -> tuple[list[str], list[str], list[str]]:
+    """The state IDs to bump, those to stay for, and those to leave."""
+    bumped = [state_id for state_id, verdict in verdicts.items() if verdict is Verdict.BUMP]
+    staying = [state_id for state_id, verdict in verdicts.items() if verdict is Verdict.STAY]
+    leaving = [state_id for state_id, verdict in verdicts.items() if verdict in {Verdict.WITHDRAW, Verdict.LOST}]
+    return bumped, staying, leaving

@@ -1,0 +1,97 @@
+"""How one caller waits for others' locks: until when, how long between two looks, and what it tells."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from meltano_ch_state.protocol import LiveLock
+
+SHORTEST_PAUSE_SECONDS = 0.005
+"""Between two looks at another's lock, in seconds; also when `retry_seconds` is 0."""
+PAUSE_PER_AGE = 0.25
+"""The pause is this part of the time since which the other is there: short locks are asked for often."""
+FIRST_PAUSE_SECONDS = 0.15
+"""The pause of one that has just queued up, in seconds ..."""
+SENIORITY_SECONDS = 0.1
+"""... after so long a wait, in seconds, half of it, then a third, ...: a turn comes nearer while one waits."""
+PATIENCE_SECONDS = 0.4
+"""After so long a wait, in seconds, one log line says for whom."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time and chance, so that tests may replace them. In seconds; `jitter` from 0 to 1."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = random.random
+
+
+@dataclass(slots=True)
+class Wait:
+    """One caller's wait. Times in seconds.
+
+    Attributes:
+        attempts: How often it competed.
+        contended: Whether it met anybody.
+        last_try: Whether its time was over when its turn came.
+    """
+
+    clock: Clock
+    timeout_seconds: float
+    retry_seconds: float
+    attempts: int = 0
+    contended: bool = False
+    last_try: bool = False
+    _started: float = field(init=False)
+    _told: bool = False
+    _seen: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Start the clock."""
+        self._started = self.clock.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return self.clock.monotonic() - self._started
+
+    @property
+    def over(self) -> bool:
+        """Whether the timeout has passed."""
+        return self.seconds >= self.timeout_seconds
+
+    def pause(self, age_seconds: float) -> None:
+        """Sleep until the next look: not long behind a fresh lock, up to `retry_seconds` behind an old one."""
+        least = FIRST_PAUSE_SECONDS / (1 + self.seconds / SENIORITY_SECONDS)
+        self._sleep(max(age_seconds * PAUSE_PER_AGE, least) * (0.5 + self.clock.jitter()))
+
+    def pause_shortly(self, age_seconds: float) -> None:
+        """Sleep as long as others need to withdraw; longer when they do not."""
+        self._sleep(age_seconds * PAUSE_PER_AGE)
+
+    def _sleep(self, seconds: float) -> None:
+        longest = min(self.retry_seconds, self.timeout_seconds - self.seconds)
+        self.clock.sleep(max(min(seconds, longest), SHORTEST_PAUSE_SECONDS))
+
+    def sees_silence(self, lock: LiveLock) -> bool:
+        """Whether this waiter itself saw a lock unchanged for a whole lease: the server's clock may stand still."""
+        key, now = (lock.state_id, lock.lock_id), self.clock.monotonic()
+        at, since = self._seen.setdefault(key, (lock.locked_at, now))
+        if at != lock.locked_at:
+            self._seen[key] = lock.locked_at, now
+            return False
+        return now - since > lock.lease_seconds
+
+    def meets(self, rival: LiveLock, description: str) -> None:
+        """Remember that there is somebody; after some patience log once who."""
+        self.contended = True
+        if not self._told and self.seconds >= PATIENCE_SECONDS:
+            self._told = True
+            logger.info("Waiting for the lock of state %r, held by %s", rival.state_id, description)
