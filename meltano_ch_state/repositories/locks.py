@@ -149,8 +149,8 @@ def _views_statement(lock: Any, state: Any) -> Any:
         state.state_id,
         literal_column("''").label("owner"),
         _micros(state.updated_at).label("token"),
-        *(literal_column("0").label(name) for name in ("born", "locked", "lease_seconds")),
-        *(literal_column("''").label(name) for name in _DETAILS[1:]),
+        *(literal_column("0").label(name) for name in ("born", "locked", *_DETAILS[:2])),
+        *(literal_column("''").label(name) for name in _DETAILS[2:]),
         _NOW.label("now"),
     ).where(state.state_id.in_(_IDS))
     return union_all(locks, states)
