@@ -99,9 +99,9 @@ class _Client:
         with _owner.turn(self._folder) as client:
             return client.query(*args, **options)
 
-    def insert(self, *args: Any, **options: Any) -> Any:
+    def raw_insert(self, *args: Any, **options: Any) -> Any:
         with _owner.turn(self._folder) as client:
-            return client.insert(*args, **options)
+            return client.raw_insert(*args, **options)
 
 
 class _Turn:
