@@ -122,7 +122,7 @@ class Locker:
     def _hold_rest(self, turn: _Turn) -> Iterator[Lock]:
         free = self._first_look(turn)
         while turn.rest:
-            lock = self._new_lock(free, turn, born=turn.place.born if turn.place else None)
+            lock = self._new_lock(free, turn)
             with self._candidacy(lock, turn):
                 for state_id in lock.state_ids:
                     del turn.rest[state_id]
@@ -134,16 +134,17 @@ class Locker:
     def _first_look(self, turn: _Turn) -> Collection[str]:
         """Compete for one state ID at once, unless others wanted it lately; many need one birth, drawn at a read."""
         state_ids = tuple(turn.rest)
-        released = max(self._contended.get(state_id, float("-inf")) for state_id in state_ids)
-        if len(state_ids) == 1 and self._clock.monotonic() - released > CONTENDED_SECONDS:
+        if len(state_ids) > 1:
+            views = self._look(state_ids, "", turn.wait)
+            turn.born = max(view.now for view in views.values())
+            return [i for i in state_ids if not views[i].live and not views[i].queue] or self._until_turn(turn)
+        released = self._contended.get(state_ids[0], float("-inf")) if state_ids else float("-inf")
+        if self._clock.monotonic() - released > CONTENDED_SECONDS:
             return state_ids
-        turn.place = self._new_lock(state_ids, turn, waiting=True)
-        self._store.insert(turn.place.rows)
         return self._until_turn(turn)
 
-    def _new_lock(
-        self, state_ids: Collection[str], turn: _Turn, *, born: int | None = None, waiting: bool = False
-    ) -> Lock:
+    def _new_lock(self, state_ids: Collection[str], turn: _Turn, *, waiting: bool = False) -> Lock:
+        born = turn.place.born if turn.place else turn.born
         lease = PLACE_LEASE_SECONDS if waiting else self.options.lease_seconds
         return Lock(self._store, state_ids, lease, identify(turn.operation), born=born, waiting=waiting)
 
@@ -187,13 +188,17 @@ class Locker:
         """End a candidacy, and keep its seniority as a place in the queue."""
         rows: list[LockRow] = []
         if turn.place is None and lock.born is not None:
-            turn.place = self._new_lock(turn.rest, turn, born=lock.born, waiting=True)
+            turn.born = lock.born
+            turn.place = self._new_lock(turn.rest, turn, waiting=True)
             rows.extend(turn.place.rows)
         turn.wait.contended = True
         self._store.insert([*rows, *lock.end(state_ids)])
 
     def _until_turn(self, turn: _Turn) -> Collection[str]:
-        """Look, and only look, until nobody is before us for some of the state IDs."""
+        """Wait in the queue, and only look, until nobody is before us for some of the state IDs."""
+        if turn.place is None:
+            turn.place = self._new_lock(turn.rest, turn, waiting=True)
+            self._store.insert(turn.place.rows)
         while True:
             views = self._look(tuple(turn.rest), "", turn.wait)
             before = {state_id: self._before(view, turn.place) for state_id, view in views.items()}
@@ -207,10 +212,8 @@ class Locker:
             if self._outlast(nearest, views, turn) and len(turn.rest) == 1:
                 return tuple(turn.rest)
 
-    def _before(self, view: View, place: Lock | None) -> tuple[LiveLock, ...]:
+    def _before(self, view: View, place: Lock) -> tuple[LiveLock, ...]:
         """Who is before us: holders and contenders, then the places in the queue before ours; the nearest last."""
-        if place is None:
-            return (*view.live, *view.queue)
         own = next((other for other in view.queue if other.lock_id == place.lock_id), None)
         if own is None:  # ours is swept, or too old to count: the end of the queue
             return (*view.live, *view.queue)
@@ -239,21 +242,33 @@ class Locker:
         """Read; revoke the rivals that are over, and read again until there are none. Leave out places given up."""
         while True:
             views = self._store.read(state_ids)
-            over = [
-                rival for view in views.values() for rival in view.rivals(lock_id) if self._is_over(rival, view, wait)
-            ]
-            if not over:
-                return {i: view.without([p for p in view.queue if _is_gone(p, view)]) for i, view in views.items()}
-            for rival in over:
-                logger.warning(
-                    "Taking over the lock of state %r from %s",
-                    rival.state_id,
-                    describe(rival, views[rival.state_id].now),
-                )
-            self._store.insert([tombstone_of(rival, identify("take over")) for rival in over])
+            locks = [lock for view in views.values() for lock in (*view.rivals(lock_id), *view.queue)]
+            dead = {process for process in {lock.identity.process for lock in locks} if is_dead(process)}
+            over = [lock for lock in locks if self._is_over(lock, views[lock.state_id].now, dead, wait)]
+            abandoned = [lock for lock in over if not lock.waiting]
+            if not abandoned:
+                return {state_id: view.without(over) for state_id, view in views.items()} if over else views
+            self._take_over(abandoned, views)
 
-    def _is_over(self, rival: LiveLock, view: View, wait: Wait) -> bool:
-        return rival.lock_id in self._orphans or _is_gone(rival, view) or wait.sees_silence(rival)
+    def _take_over(self, abandoned: Collection[LiveLock], views: Mapping[str, View]) -> None:
+        """Revoke locks by a tombstone each. Whether that was in time, the next read tells."""
+        for lock in abandoned:
+            now = views[lock.state_id].now
+            logger.warning("Taking over the lock of state %r from %s", lock.state_id, describe(lock, now))
+        self._store.insert([tombstone_of(lock, identify("take over")) for lock in abandoned])
+
+    def _is_over(self, lock: LiveLock, now: int, dead: Collection[str], wait: Wait) -> bool:
+        """Whether a lock or a place may be taken for given up.
+
+        Its owner was silent for a lease, by the server's clock or by this waiter's own; or it is a dead process of this
+        host; or this process itself failed to release it.
+        """
+        return (
+            lock.lease_seconds_left(now) < 0
+            or lock.identity.process in dead
+            or lock.lock_id in self._orphans
+            or wait.sees_silence(lock)
+        )
 
     @contextmanager
     def _holding(self, lock: Lock, wait: Wait) -> Iterator[None]:
@@ -314,13 +329,9 @@ class _Turn:
     rest: dict[str, None]
     operation: str
     wait: Wait
+    born: int | None = None
     place: Lock | None = None
     touched: float = 0.0
-
-
-def _is_gone(lock: LiveLock, view: View) -> bool:
-    """Whether its owner was silent for a lease by the server's clock, or is a dead process of this host."""
-    return lock.lease_seconds_left(view.now) < 0 or is_dead(lock.identity.process)
 
 
 def _first_rival(views: Mapping[str, View], lock_id: str) -> tuple[LiveLock, int]:
