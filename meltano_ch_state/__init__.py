@@ -10,15 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from meltano_ch_state.migrate import upgrade
     from meltano_ch_state.models import State, StateLock, metadata
+    from meltano_ch_state.repositories.locks import LockRepository
+    from meltano_ch_state.repositories.states import StateRepository
 
 _HOMES = {
+    "LockRepository": "repositories.locks",
     "State": "models",
     "StateLock": "models",
+    "StateRepository": "repositories.states",
     "metadata": "models",
+    "upgrade": "migrate",
 }
 
-__all__ = ["State", "StateLock", "metadata"]
+__all__ = ["LockRepository", "State", "StateLock", "StateRepository", "metadata", "upgrade"]
 
 
 def __getattr__(name: str) -> object:
