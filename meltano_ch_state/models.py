@@ -25,8 +25,8 @@ LOCK_ROWS_KEPT_DAYS = 7
 class Timestamp(TypeDecorator[int]):
     """A DateTime64(6) that is given as an integer: microseconds since 1970, UTC.
 
-    Drivers cut datetimes to milliseconds or seconds. The driver `native` of clickhouse-sqlalchemy takes the integer;
-    text of any kind would read it as seconds, and takes a decimal.
+    Drivers cut datetimes to milliseconds or seconds. JSON and native data take the integer as it is. In SQL text, which
+    the driver `http` of clickhouse-sqlalchemy writes, it would count as seconds.
     """
 
     impl = types.DateTime64(MICROSECONDS)
@@ -34,7 +34,7 @@ class Timestamp(TypeDecorator[int]):
 
     def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
         """The value as the driver passes it on unharmed."""
-        if value is None or dialect.driver == "native":
+        if value is None or dialect.driver != "http":
             return value
         return "{}.{:06d}".format(*divmod(value, 1_000_000))
 

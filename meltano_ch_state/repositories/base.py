@@ -26,7 +26,8 @@ ACCESS_DENIED = 497
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _WRITE_SETTINGS = {"async_insert": 0}
 """A buffered insert is not there yet when its answer comes; the buffer is on by default since ClickHouse 26.3."""
-_GRANT = re.compile(r"necessary to have the grant ([^.]*?)(?:\. |\.?$|: )")
+_GRANT = re.compile(r"necessary to have the grant (.+?)\.(?: \(|$)")
+UPGRADE_COMMAND = "python -m meltano_ch_state.migrate upgrade head"
 _SERVER_NOISE = re.compile(r"^.*?DB::Exception: |\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL)
 
 
@@ -102,7 +103,7 @@ def translate(error: DBAPIError, address: str) -> ServerError | SchemaMissingErr
     """The error of this package for one of a driver."""
     code = code_of(error)
     if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
-        return SchemaMissingError(f"The tables are missing on {address}: {_said(error)}", "Run: alembic upgrade head")
+        return SchemaMissingError(f"The tables are missing on {address}: {_said(error)}", f"Run: {UPGRADE_COMMAND}")
     if code in _LOGIN_CODES:
         return AuthenticationError(
             f"ClickHouse at {address} refused the user or the password",

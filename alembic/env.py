@@ -1,0 +1,91 @@
+"""Alembic's environment: which database, which names, and the models to compare with."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from alembic import context
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, event
+
+import meltano_ch_state.alembic_compare
+import meltano_ch_state.alembic_impl  # noqa: F401 - registers ClickHouse with Alembic
+from meltano_ch_state.connection import engine_for
+from meltano_ch_state.errors import MissingSettingError, StateBackendError
+from meltano_ch_state.migrate import Schema
+from meltano_ch_state.models import build
+from meltano_ch_state.project import find_settings
+from meltano_ch_state.repositories.base import server_errors
+from meltano_ch_state.settings import Names, Settings
+
+
+def run_command() -> None:
+    """Run a command of the command line: errors are one line, and the steps are logged."""
+    logging.getLogger().addHandler(logging.NullHandler())  # what goes wrong is in the line that Alembic prints
+    steps = logging.getLogger("alembic.runtime.migration")
+    steps.addHandler(logging.StreamHandler())
+    steps.setLevel(logging.INFO)
+    settings = command_settings()
+    if context.is_offline_mode():
+        run_offline(settings.names)
+    else:
+        engine = engine_for(settings)
+        event.listen(engine, "engine_connect", forget_default_schema)
+        run_online(engine, settings.names)
+
+
+def command_settings() -> Settings:
+    """What the command line, the environment or the Meltano project say. Names alone are enough to write SQL."""
+    given = context.get_x_argument(as_dictionary=True)
+    try:
+        return find_settings(given)
+    except MissingSettingError:
+        if not context.is_offline_mode():
+            raise
+        return find_settings({**given, "host": "unused"})
+
+
+def forget_default_schema(connection: Connection) -> None:
+    """Have Alembic compare tables by their full names, also those in the connection's database."""
+    connection.dialect.default_schema_name = None
+
+
+def run_offline(names: Names) -> None:
+    """Write the statements to standard output."""
+    context.configure(dialect_name="clickhouse+connect", **options(names))
+    context.run_migrations()
+
+
+def run_online(engine: Engine, names: Names) -> None:
+    """Run the statements, unless the schema is newer than this package."""
+    Schema(engine, names).readable()  # refuses a newer one
+    with server_errors(engine), engine.connect() as connection:
+        context.configure(connection=connection, **options(names))
+        context.run_migrations()
+
+
+def options(names: Names) -> dict[str, Any]:
+    """What Alembic compares, and where it keeps the revision."""
+
+    def include_name(name: str | None, kind: str, parents: Mapping[str, str | None]) -> bool:
+        return {"schema": name == names.schema, "table": name in {names.table, names.lock_table}}.get(kind, True)
+
+    return {
+        "names": names,
+        "version_table": names.version_table,
+        "version_table_schema": names.schema,
+        "target_metadata": build(names).metadata,
+        "include_schemas": True,
+        "include_name": include_name,
+        "compare_type": True,
+        "compare_server_default": True,
+    }
+
+
+if "engine" in context.config.attributes:
+    run_online(context.config.attributes["engine"], context.config.attributes["names"])
+else:
+    try:
+        run_command()
+    except StateBackendError as error:
+        raise CommandError(str(error)) from error

@@ -1,0 +1,154 @@
+"""The schema's revision, and how to change it.
+
+`python -m meltano_ch_state.migrate` is `alembic` with this package's configuration, wherever it is installed:
+
+    python -m meltano_ch_state.migrate upgrade head
+    python -m meltano_ch_state.migrate -x uri=clickhouse://user@host:8123 upgrade head --sql
+
+Alembic is imported only when it has something to do.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meltano_ch_state.errors import SchemaMissingError, SchemaTooNewError
+from meltano_ch_state.repositories.base import UPGRADE_COMMAND
+from meltano_ch_state.repositories.schema import SchemaRepository
+from meltano_ch_state.settings import Names
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from sqlalchemy import Engine
+
+HEAD = "0001"
+"""The newest revision that this package knows. Revisions are numbers of four digits, one after the other."""
+
+_DEFAULT_NAMES = Names()
+_one_at_a_time = threading.Lock()
+
+
+class Schema:
+    """The schema in the database, against the one that this package needs."""
+
+    def __init__(self, engine: Engine, names: Names = _DEFAULT_NAMES, auto_upgrade: bool = True) -> None:
+        """Bind a schema; nothing is sent yet.
+
+        Args:
+            engine: An SQLAlchemy engine for ClickHouse.
+            names: The tables' names.
+            auto_upgrade: Whether `make_writable` may create and change tables.
+        """
+        self._engine = engine
+        self._names = names
+        self._auto_upgrade = auto_upgrade
+        self._repository = SchemaRepository(engine, names)
+
+    def readable(self) -> bool:
+        """Whether there is a schema to read. One statement, which needs no right but SELECT.
+
+        Raises:
+            SchemaTooNewError: If a later version of this package made the schema.
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        return self._revision() is not None
+
+    def make_writable(self) -> None:
+        """Create or upgrade the tables where that is due and allowed. One statement where it is not due.
+
+        Raises:
+            SchemaMissingError: If it is due, and `auto_upgrade` is off.
+            SchemaTooNewError: If a later version of this package made the schema.
+            SchemaError: If another program's tables are in the way.
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        revision = self._revision()
+        if revision == HEAD:
+            return
+        if not self._auto_upgrade:
+            found = f"at revision {revision}, older than {HEAD}" if revision else "missing"
+            raise SchemaMissingError(
+                f"The tables in schema {self._names.schema} are {found}", f"Run: {UPGRADE_COMMAND}"
+            )
+        upgrade(self._engine, self._names)
+
+    def _revision(self) -> str | None:
+        revision = self._repository.revision()
+        if revision is not None and revision > HEAD:
+            raise SchemaTooNewError(
+                f"Schema {self._names.schema} is at revision {revision}, but this version of meltano-ch-state knows"
+                f" revisions up to {HEAD}",
+                "Upgrade meltano-ch-state",
+            )
+        return revision
+
+
+def upgrade(engine: Engine, names: Names = _DEFAULT_NAMES, revision: str = "head") -> None:
+    """Create or upgrade the tables. Any number of processes may do so at once, and again after a crash.
+
+    Args:
+        engine: An SQLAlchemy engine for ClickHouse.
+        names: The tables' names.
+        revision: Where to stop: `head`, or a revision such as `0001`.
+
+    Raises:
+        SchemaTooNewError: If a later version of this package made the schema.
+        SchemaError: If another program's tables are in the way.
+        PermissionDeniedError: If the user lacks a GRANT; the message names it.
+        ServerError: In another of its kinds, when the server does not answer or refuses.
+    """
+    _run("upgrade", engine, names, revision)
+
+
+def downgrade(engine: Engine, names: Names = _DEFAULT_NAMES, revision: str = "base") -> None:
+    """Take the schema back, with the data; `base` drops the tables. For maintenance, when nobody else is at work.
+
+    Args:
+        engine: An SQLAlchemy engine for ClickHouse.
+        names: The tables' names.
+        revision: Where to stop: `base`, or a revision such as `0001`.
+
+    Raises:
+        SchemaTooNewError: If a later version of this package made the schema.
+        PermissionDeniedError: If the user lacks a GRANT; the message names it.
+        ServerError: In another of its kinds, when the server does not answer or refuses.
+    """
+    _run("downgrade", engine, names, revision)
+
+
+def config_file() -> Path:
+    """The `alembic.ini` beside the migrations: within the package, or at the root of a source checkout."""
+    package = Path(__file__).parent
+    folder = package if (package / "alembic").is_dir() else package.parent
+    return folder / "alembic.ini"
+
+
+def alembic_config(engine: Engine, names: Names = _DEFAULT_NAMES) -> Config:
+    """Alembic's configuration for an engine, for other commands: `alembic.command.check(alembic_config(engine))`."""
+    from alembic.config import Config  # noqa: PLC0415 - dear, and seldom needed
+
+    config = Config(attributes={"engine": engine, "names": names})
+    folder = str(config_file().with_name("alembic"))
+    config.set_main_option("script_location", folder.replace("%", "%%"))
+    return config
+
+
+def _run(command: str, engine: Engine, names: Names, revision: str) -> None:
+    from alembic import command as commands  # noqa: PLC0415 - dear, and seldom needed
+
+    with _one_at_a_time:  # `alembic.op` and `alembic.context` are one per process
+        getattr(commands, command)(alembic_config(engine, names), revision)
+
+
+def main() -> None:
+    """Run Alembic's command line with this package's configuration."""
+    from alembic.config import main as alembic_main  # noqa: PLC0415
+
+    alembic_main(["-c", str(config_file()), *sys.argv[1:]], prog="python -m meltano_ch_state.migrate")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The configuration outside Meltano's own commands: for Alembic and the command line."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import TYPE_CHECKING
+
+from meltano_ch_state.errors import ConfigurationError, MissingSettingError
+from meltano_ch_state.settings import SCHEMES, SETTING_NAMES, Settings, from_environment
+
+if TYPE_CHECKING:
+    from meltano.core.project_settings_service import ProjectSettingsService
+
+
+def find_settings(given: Mapping[str, str | None]) -> Settings:
+    """Resolve what is given, then the environment, then the Meltano project in the current folder.
+
+    Args:
+        given: `uri` and settings by their names in `Settings`, for instance from a command line; None: not given.
+
+    Raises:
+        ConfigurationError: If none of the three names a ClickHouse, or a setting is wrong.
+    """
+    options: dict[str, str | None] = {name: value for name, value in given.items() if value is not None}
+    if not (options.get("uri") or options.get("host") or _environment_names_one()):
+        options = {**_project_settings(), **options}
+        if not options.get("uri"):
+            raise MissingSettingError(
+                "No ClickHouse is configured",
+                "Give -x uri=clickhouse://user@host:8123, or set MELTANO_STATE_BACKEND_URI,"
+                " or run this in a Meltano project whose state_backend.uri begins with clickhouse:// or chdb://",
+            )
+    return from_environment(os.environ, **options)
+
+
+def _environment_names_one() -> bool:
+    try:
+        from_environment(os.environ)
+    except MissingSettingError:
+        return False
+    return True
+
+
+def _project_settings() -> dict[str, str | None]:
+    """The state backend's settings as Meltano sees them; empty when there is no project, or it has another backend.
+
+    Meltano's own settings are the same in all environments of a project, so none has to be active.
+    """
+    from meltano.core.error import MeltanoError, ProjectNotFound  # noqa: PLC0415 - dear, and seldom needed
+    from meltano.core.project import Project  # noqa: PLC0415
+
+    try:
+        with redirect_stdout(sys.stderr):  # Meltano's log would be among the statements that `--sql` writes
+            return _backend_settings(Project.find(activate=False).settings)
+    except ProjectNotFound:
+        return {}
+    except MeltanoError as error:
+        raise ConfigurationError(f"The Meltano project cannot be used: {error}") from error
+
+
+def _backend_settings(settings: ProjectSettingsService) -> dict[str, str | None]:
+    uri = settings.get("state_backend.uri")
+    scheme = str(uri).partition("://")[0]
+    if scheme not in SCHEMES:
+        return {}
+    defined = {definition.name for definition in settings.setting_definitions}
+    names = {name: f"state_backend.{scheme}.{name}" for name in SETTING_NAMES[scheme]}
+    return {"uri": uri} | {name: settings.get(full) for name, full in names.items() if full in defined}

@@ -1,0 +1,153 @@
+"""The lock on a real server, with real processes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from meltano.core.state_store.base import MeltanoState
+from sqlalchemy import event
+
+from meltano_ch_state.errors import StateLockedError
+from meltano_ch_state.manager import ClickhouseStateStoreManager
+from tests.rig.endpoint import Endpoint
+from tests.support.processes import start, start_all
+from tests.support.worker import STATE_ID, count
+
+
+@pytest.fixture
+def manager(server: Endpoint, schema: str) -> Iterator[ClickhouseStateStoreManager]:
+    manager = ClickhouseStateStoreManager(server.url(), schema=schema)
+    manager.set(MeltanoState(STATE_ID, {}, {"n": 0}))
+    yield manager
+    manager.close()
+
+
+def live_rows(server: Endpoint, schema: str) -> int:
+    query = (
+        "SELECT count() FROM (SELECT lock_id, max(released) AS dead"
+        f" FROM {schema}.state_lock GROUP BY lock_id, state_id) WHERE dead = 0"
+    )
+    return int(server.execute(query))
+
+
+@pytest.mark.timeout(180)
+def test_eight_processes_counting_lose_nothing_though_the_table_is_merged_all_the_time(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
+    stop = threading.Event()
+
+    def merge() -> None:
+        while not stop.wait(0.05):
+            server.execute(f"OPTIMIZE TABLE {schema}.state_lock FINAL")
+            server.execute(f"OPTIMIZE TABLE {schema}.state FINAL")
+
+    merging = threading.Thread(target=merge)
+    workers = start_all(8, server.url(), schema, 20)
+    merging.start()
+    results = [worker.result() for worker in workers]
+    stop.set()
+    merging.join()
+    assert sum(result["done"] for result in results) == 160
+    assert count(manager) == 160
+    assert live_rows(server, schema) == 0
+
+
+@pytest.mark.timeout(180)
+def test_without_the_lock_the_same_counting_loses_counts(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
+    results = [worker.result() for worker in start_all(4, server.url(), schema, 20, "--no-lock")]
+    assert sum(result["done"] for result in results) == 80
+    assert count(manager) < 80
+
+
+def test_a_killed_holder_blocks_nobody_of_its_host(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
+    holder = start(server.url(), schema, 1, "--pause-inside", 60)
+    holder.go()
+    holder.expect("held")
+    holder.process.kill()
+    holder.process.wait()
+    manager.update(MeltanoState(STATE_ID, {}, {"n": 41}))
+    assert count(manager) == 41
+    holder.process.communicate()
+
+
+def test_a_holder_paused_beyond_its_lease_is_deposed_and_its_write_stays_hidden(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
+    holder = start(server.url(), schema, 1, "--pause-inside", 0.2, "--lease", 1)
+    holder.go()
+    holder.expect("held")
+    holder.process.send_signal(signal.SIGSTOP)
+    manager.update(MeltanoState(STATE_ID, {}, {"n": 41}))
+    holder.process.send_signal(signal.SIGCONT)
+    assert holder.result() == {"done": 0, "lost": 1}
+    assert count(manager) == 41
+
+
+def test_a_live_holder_keeps_its_lock_far_beyond_its_lease(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
+    holder = start(server.url(), schema, 1, "--pause-inside", 4, "--lease", 1)
+    holder.go()
+    holder.expect("held")
+    impatient = ClickhouseStateStoreManager(server.url(), schema=schema, lock_acquire_timeout_seconds=2.5)
+    with pytest.raises(StateLockedError) as caught:
+        impatient.set(MeltanoState(STATE_ID, {}, {"n": 41}))
+    assert f":{holder.process.pid}" in caught.value.holder
+    assert holder.result() == {"done": 1, "lost": 0}
+    assert count(manager) == 1
+
+
+def test_a_waiter_gets_in_when_the_holder_releases(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
+    holder = start(server.url(), schema, 1, "--pause-inside", 0.5)
+    holder.go()
+    holder.expect("held")
+    manager.update(MeltanoState(STATE_ID, {}, {"n": 41}))
+    assert holder.result() == {"done": 1, "lost": 0}
+    assert count(manager) == 41
+
+
+def test_the_lock_path_sends_nothing_but_insert_and_select(manager: ClickhouseStateStoreManager) -> None:
+    sent: list[str] = []
+    engine = manager.store._states.engine  # type: ignore[attr-defined]
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
+    manager.update(MeltanoState(STATE_ID, {}, {"n": 1}))
+    assert sent == ["INSERT", "SELECT", "INSERT", "SELECT", "INSERT"]
+    sent.clear()
+    manager.update(MeltanoState(STATE_ID, {"p": 1}))
+    assert sorted(sent) == ["INSERT"] * 3 + ["SELECT"] * 3
+    manager.clear(STATE_ID)
+    assert set(sent) == {"INSERT", "SELECT"}
+
+
+def test_a_thousand_states_cost_a_handful_of_statements(manager: ClickhouseStateStoreManager) -> None:
+    sent: list[str] = []
+    engine = manager.store._states.engine  # type: ignore[attr-defined]
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
+    assert manager.set_all(MeltanoState(f"id-{i}", {}, {"n": i}) for i in range(1_000)) == 1_000
+    assert len(sent) <= 6
+    assert len(manager.get_state_ids("id-*")) == 1_000
+
+
+def test_a_late_duplicate_of_a_candidate_row_changes_nothing(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
+    manager.set(MeltanoState(STATE_ID, {}, {"n": 1}))
+    columns = "state_id, lock_id, released, waiting, lease_seconds, sequence, holder, process, operation, version"
+    server.execute(
+        f"INSERT INTO {schema}.state_lock ({columns}) SELECT {columns} FROM {schema}.state_lock WHERE released = 0"
+    )
+    began = time.monotonic()
+    manager.set(MeltanoState(STATE_ID, {}, {"n": 2}))
+    assert time.monotonic() - began < 10
+    assert count(manager) == 2
+    assert live_rows(server, schema) == 0
