@@ -146,14 +146,16 @@ def _views_statement(lock: Any, state: Any) -> Any:
         _NOW.label("now"),
     ).group_by(each.state_id, literal_column("owner"))
     states = select_final(
-        state.state_id,
-        literal_column("''").label("owner"),
-        _micros(state.updated_at).label("token"),
-        *(literal_column("0").label(name) for name in ("born", "locked", *_DETAILS[:2])),
-        *(literal_column("''").label(name) for name in _DETAILS[2:]),
-        _NOW.label("now"),
+        state.state_id, literal_column("''").label("owner"), _micros(state.updated_at).label("token"), *_nothing()
     ).where(state.state_id.in_(_IDS))
-    return union_all(locks, states)
+    clock = select(*(literal_column(value).label(name) for name, value in _CLOCK_ROW), *_nothing())
+    return union_all(locks, states, clock)
+
+
+def _nothing() -> list[Any]:
+    """The columns that only a live lock has, and the time: so there is one though no row is found."""
+    numbers: list[Any] = [literal_column("0").label(name) for name in ("born", "locked", *_DETAILS[:2])]
+    return [*numbers, *(literal_column("''").label(name) for name in _DETAILS[2:]), _NOW.label("now")]
 
 
 def _own_statement(lock: Any) -> Any:
@@ -162,6 +164,7 @@ def _own_statement(lock: Any) -> Any:
     )
 
 
+_CLOCK_ROW = (("state_id", "''"), ("owner", "''"), ("token", "0"))
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _DETAILS = ("waiting", "lease_seconds", "holder", "process", "operation", "version")
 
@@ -191,7 +194,7 @@ def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[st
         if lock_id:
             lock = LiveLock(state_id, lock_id, token, born, locked, lease, Identity(*identity), bool(waiting))
             live[state_id].append(lock)
-        else:
+        elif state_id in floors:
             floors[state_id] = max(floors[state_id], token)
     return {state_id: make_view(live[state_id], floors[state_id], now) for state_id in state_ids}
 

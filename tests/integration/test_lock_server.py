@@ -129,13 +129,19 @@ def test_the_lock_path_sends_nothing_but_insert_and_select(manager: ClickhouseSt
     assert set(sent) == {"INSERT", "SELECT"}
 
 
-def test_a_thousand_states_cost_a_handful_of_statements(manager: ClickhouseStateStoreManager) -> None:
+def test_a_thousand_states_cost_a_handful_of_statements_and_have_one_birth(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
     sent: list[str] = []
     engine = manager.store._states.engine  # type: ignore[attr-defined]
     event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].split()[0]))
     assert manager.set_all(MeltanoState(f"id-{i}", {}, {"n": i}) for i in range(1_000)) == 1_000
     assert len(sent) <= 6
     assert len(manager.get_state_ids("id-*")) == 1_000
+    births = server.execute(
+        f"SELECT uniq(born), min(born) > '2020-01-01' FROM {schema}.state_lock WHERE state_id LIKE 'id-%'"
+    )
+    assert births.split() == ["1", "1"]
 
 
 def test_a_late_duplicate_of_a_candidate_row_changes_nothing(
