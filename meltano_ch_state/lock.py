@@ -29,8 +29,8 @@ class LockStore(Protocol):
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
         """What there is about each of the state IDs now, and the state's own token."""
 
-    def alive(self, lock_id: str, state_ids: Collection[str]) -> Collection[str]:
-        """Those of the state IDs for which this lock_id has a row and no tombstone."""
+    def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
+        """Those (state_id, lock_id) that have a row and no tombstone."""
 
     def settle_seconds(self) -> float:
         """How long after an insert a read may not yet see what others inserted before, in seconds."""
@@ -116,9 +116,9 @@ class Lock:
             StateLockLostError: If it was deposed, or its row is gone.
         """
         asked = self.state_ids if state_ids is None else state_ids
-        alive = self._store.alive(self.lock_id, asked)
+        alive = self._store.alive(asked, [self.lock_id])
         for state_id in asked:
-            if state_id not in alive:
+            if (state_id, self.lock_id) not in alive:
                 self._lost = True
                 raise _lost(state_id)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -22,8 +22,8 @@ from meltano_ch_state.waiting import Clock, Wait
 
 PLACE_LEASE_SECONDS = 10.0
 """A place in the queue counts for so long, in seconds, after its owner was last heard of."""
-FULL_LOOK_SECONDS = 0.5
-"""A waiter asks for one lock_id only, which is cheap, and looks at all rows again after so long, in seconds."""
+FULL_LOOK_SECONDS = 2.0
+"""A waiter asks only for the lock_ids before it, which is cheap; it looks at all rows again after so many seconds."""
 CONTENDED_SECONDS = 1.0
 """For so long after a contended release, in seconds, this process queues up first: others may wait."""
 
@@ -162,6 +162,7 @@ class Locker:
 
     def _decide(self, lock: Lock, turn: _Turn) -> None:
         """Settle, read and decide, until each state ID is held or withdrawn."""
+        since = self._clock.monotonic()
         pending: Collection[str] = lock.state_ids
         while pending:
             self._settle()
@@ -181,7 +182,7 @@ class Locker:
             if staying:
                 rival, now = _first_rival(views, lock.lock_id)
                 turn.wait.meets(rival, describe(rival, now))
-                turn.wait.pause_shortly(rival.age_seconds(now))
+                turn.wait.pause(self._clock.monotonic() - since)
             pending = [*bumped, *staying]
 
     def _withdraw(self, lock: Lock, state_ids: Collection[str], turn: _Turn) -> None:
@@ -208,8 +209,8 @@ class Locker:
                 return free
             if turn.wait.over:
                 raise locked(views)
-            nearest = next(others[-1] for others in before.values() if others)
-            if self._outlast(nearest, views, turn) and len(turn.rest) == 1:
+            first = next(others for others in before.values() if others)
+            if self._outlast(first, views[first[0].state_id].now, turn) and len(turn.rest) == 1:
                 return tuple(turn.rest)
 
     def _before(self, view: View, place: Lock) -> tuple[LiveLock, ...]:
@@ -220,15 +221,26 @@ class Locker:
         place.learn(own)
         return (*view.live, *view.waiting_before(own.order))
 
-    def _outlast(self, other: LiveLock, views: Mapping[str, View], turn: _Turn) -> bool:
-        """Sleep as long as `other` is there, but not long without a look at all rows. Returns whether it went."""
-        now = views[other.state_id].now
-        turn.wait.meets(other, describe((views[other.state_id].live or (other,))[0], now))
-        since = turn.wait.seconds
-        while turn.wait.seconds - since < FULL_LOOK_SECONDS and not turn.wait.over:
-            turn.wait.pause(other.age_seconds(now) + turn.wait.seconds - since)
-            if not self._store.alive(other.lock_id, [other.state_id]):
+    def _outlast(self, others: Sequence[LiveLock], now: int, turn: _Turn) -> bool:
+        """Sleep as long as the nearest of the others is there, but not long without a look at all rows.
+
+        Returns:
+            Whether it went.
+        """
+        turn.wait.meets(others[0], describe(others[0], now))
+        began = changed = self._clock.monotonic()
+        patience = min(FULL_LOOK_SECONDS, *(max(lock.lease_seconds_left(now), 0.0) for lock in others))
+        births = {lock.lock_id: lock.born for lock in others}  # a holder that queued has two lock_ids of one birth
+        while self._clock.monotonic() - began <= patience and not turn.wait.over:
+            turn.wait.pause(self._clock.monotonic() - changed, len(set(births.values())))
+            alive = {lock_id for _, lock_id in self._store.alive([others[-1].state_id], births)}
+            if others[-1].lock_id not in alive:
                 return True
+            if len(alive) < len(births):
+                births = {lock_id: births[lock_id] for lock_id in alive}
+                changed = self._clock.monotonic()
+            if any(is_dead(lock.identity.process) for lock in others if lock.lock_id in births):
+                break
         self._keep(turn)
         return False
 

@@ -107,12 +107,12 @@ class MemoryLocks:
         with self._database.mutex:
             return {state_id: self._view(state_id) for state_id in state_ids}
 
-    def alive(self, lock_id: str, state_ids: Collection[str]) -> Collection[str]:
-        """Those of the state IDs for which this lock_id has a row and no tombstone."""
+    def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
+        """Those (state_id, lock_id) that have a row and no tombstone."""
         with self._database.mutex:
-            keys = [key for key in self._database.locks if key[1] == lock_id and key[0] in state_ids]
-        dead = {state_id for state_id, _, released, _ in keys if released}
-        return {state_id for state_id, *_ in keys} - dead
+            keys = [key for key in self._database.locks if key[0] in state_ids and key[1] in lock_ids]
+        dead = {(state_id, lock_id) for state_id, lock_id, released, _ in keys if released}
+        return {(state_id, lock_id) for state_id, lock_id, *_ in keys} - dead
 
     def _view(self, state_id: str) -> View:
         rows = [(key, lock) for key, lock in self._database.locks.items() if key[0] == state_id]

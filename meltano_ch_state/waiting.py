@@ -12,12 +12,10 @@ from meltano_ch_state.protocol import LiveLock
 
 SHORTEST_PAUSE_SECONDS = 0.005
 """Between two looks at another's lock, in seconds; also when `retry_seconds` is 0."""
-PAUSE_PER_AGE = 0.25
-"""The pause is this part of the time since which the other is there: short locks are asked for often."""
-FIRST_PAUSE_SECONDS = 0.15
-"""The pause of one that has just queued up, in seconds ..."""
-SENIORITY_SECONDS = 0.1
-"""... after so long a wait, in seconds, half of it, then a third, ...: a turn comes nearer while one waits."""
+PAUSE_PER_IDLE = 0.25
+"""The pause is this part of the time in which nothing has changed: short locks are asked for often."""
+PAUSE_PER_PLACE_SECONDS = 0.02
+"""The pause is at least so long for each that is before us, in seconds."""
 PATIENCE_SECONDS = 0.4
 """After so long a wait, in seconds, one log line says for whom."""
 
@@ -67,16 +65,15 @@ class Wait:
         """Whether the timeout has passed."""
         return self.seconds >= self.timeout_seconds
 
-    def pause(self, age_seconds: float) -> None:
-        """Sleep until the next look: not long behind a fresh lock, up to `retry_seconds` behind an old one."""
-        least = FIRST_PAUSE_SECONDS / (1 + self.seconds / SENIORITY_SECONDS)
-        self._sleep(max(age_seconds * PAUSE_PER_AGE, least) * (0.5 + self.clock.jitter()))
+    def pause(self, idle_seconds: float, places: int = 0) -> None:
+        """Sleep until the next look.
 
-    def pause_shortly(self, age_seconds: float) -> None:
-        """Sleep as long as others need to withdraw; longer when they do not."""
-        self._sleep(age_seconds * PAUSE_PER_AGE)
-
-    def _sleep(self, seconds: float) -> None:
+        Args:
+            idle_seconds: For how long nothing has changed: the longer, the less often one looks, but never less often
+                than each `retry_seconds`.
+            places: How many are before us.
+        """
+        seconds = max(idle_seconds * PAUSE_PER_IDLE, PAUSE_PER_PLACE_SECONDS * places) * (0.5 + self.clock.jitter())
         longest = min(self.retry_seconds, self.timeout_seconds - self.seconds)
         self.clock.sleep(max(min(seconds, longest), SHORTEST_PAUSE_SECONDS))
 

@@ -83,13 +83,13 @@ class LockRepository(Repository):
             rows.extend(self.select(self._views, {"ids": part}, _POINT_READ))
         return _make_views(state_ids, rows)
 
-    def read_alive(self, lock_id: str, state_ids: Collection[str]) -> set[str]:
-        """Those of the state IDs for which a lock_id has a row and no tombstone."""
-        found: dict[str, bool] = {}
+    def read_alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> set[tuple[str, str]]:
+        """Those (state_id, lock_id) that have a row and no tombstone."""
+        found: dict[tuple[str, str], bool] = {}
         for part in _parts(state_ids):
-            for state_id, released in self.select(self._own, {"ids": part, "lock_id": lock_id}, _POINT_READ):
-                found[state_id] = found.get(state_id, True) and not released
-        return {state_id for state_id, alive in found.items() if alive}
+            for *key, released in self.select(self._own, {"ids": part, "lock_ids": list(lock_ids)}, _POINT_READ):
+                found[key[0], key[1]] = found.get((key[0], key[1]), True) and not released
+        return {key for key, alive in found.items() if alive}
 
     def settle_seconds(self) -> float:
         """0 where an answered insert is seen by every later read, else `LOCK_SETTLE_SECONDS`. Asked once."""
@@ -112,8 +112,8 @@ class _Rows:
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
         return self._repository.read_views(state_ids)
 
-    def alive(self, lock_id: str, state_ids: Collection[str]) -> Collection[str]:
-        return self._repository.read_alive(lock_id, state_ids)
+    def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
+        return self._repository.read_alive(state_ids, lock_ids)
 
     def settle_seconds(self) -> float:
         return self._repository.settle_seconds()
@@ -159,9 +159,9 @@ def _nothing() -> list[Any]:
 
 
 def _own_statement(lock: Any) -> Any:
-    return select_final(lock.state_id, lock.released).where(
-        lock.state_id.in_(_IDS), lock.lock_id == bindparam("lock_id")
-    )
+    lock_ids: BindParameter[Any] = bindparam("lock_ids", expanding=True)
+    chosen = (lock.state_id.in_(_IDS), lock.lock_id.in_(lock_ids))
+    return select_final(lock.state_id, lock.lock_id, lock.released).where(*chosen)
 
 
 _CLOCK_ROW = (("state_id", "''"), ("owner", "''"), ("token", "0"))
