@@ -41,7 +41,7 @@ class StateBackendError(Exception):
         self.reason = reason
         self.instruction = self.remedy = remedy
         line = f"{reason}. {remedy}." if remedy else f"{reason}."
-        Exception.__init__(self, " ".join(line.split()))
+        Exception.__init__(self, " ".join(part.strip() for part in line.splitlines()))
 
     def __str__(self) -> str:
         return str(self.args[0])

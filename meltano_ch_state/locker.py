@@ -17,7 +17,7 @@ from meltano_ch_state.lock import Lock, LockStore, describe, locked
 from meltano_ch_state.process import identify, is_dead
 from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow, Verdict, View, decide, tombstone_of
 from meltano_ch_state.renewal import RENEWALS_PER_LEASE, Renewal
-from meltano_ch_state.settings import LOCK_RETRY_SECONDS, LOCK_TIMEOUT_SECONDS, STALE_LOCK_SECONDS
+from meltano_ch_state.settings import LOCK_RETRY_SECONDS, LOCK_TIMEOUT_SECONDS, STALE_LOCK_SECONDS, Settings
 from meltano_ch_state.waiting import Clock, Wait
 
 PLACE_LEASE_SECONDS = 10.0
@@ -57,6 +57,16 @@ class LockOptions:
     timeout_seconds: float = LOCK_TIMEOUT_SECONDS
     retry_seconds: float = LOCK_RETRY_SECONDS
     observe: Callable[[Metrics], None] | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> LockOptions:
+        """The options that the settings ask for."""
+        return cls(
+            settle_seconds=settings.lock_settle_seconds,
+            lease_seconds=settings.stale_lock_seconds,
+            timeout_seconds=settings.lock_acquire_timeout_seconds,
+            retry_seconds=settings.lock_retry_seconds,
+        )
 
 
 class Locker:

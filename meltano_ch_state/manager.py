@@ -56,13 +56,7 @@ class ClickhouseStateStoreManager(StateStoreManager):
         """The states and their locks."""
         settings = self.settings
         engine = engine_for(settings)
-        options = LockOptions(
-            settle_seconds=settings.lock_settle_seconds,
-            lease_seconds=settings.stale_lock_seconds,
-            timeout_seconds=settings.lock_acquire_timeout_seconds,
-            retry_seconds=settings.lock_retry_seconds,
-        )
-        locks = LockRepository(engine, settings.schema, settings.table, options=options)
+        locks = LockRepository(engine, settings.schema, settings.table, options=LockOptions.of(settings))
         states = StateRepository(engine, settings.schema, settings.table)
         return StateStore(states, locks.locker, Schema(engine, settings.names, settings.auto_upgrade))
 

@@ -38,7 +38,8 @@ def as_meltano(error: errors.StateBackendError) -> MeltanoStateBackendError:
     """The Meltano error for one of this package; its attributes and its cause come along."""
     if isinstance(error, MeltanoStateBackendError):
         return error
-    twin = _TWINS[type(error)](error.reason, error.remedy)
+    kind = next(kind for kind in type(error).__mro__ if kind in _TWINS)
+    twin = _TWINS[kind](error.reason, error.remedy)
     vars(twin).update(vars(error))
     twin.__cause__ = error.__cause__
     return twin.with_traceback(error.__traceback__)

@@ -25,8 +25,8 @@ LOCK_ROWS_KEPT_DAYS = 7
 class Timestamp(TypeDecorator[int]):
     """A DateTime64(6) that is given as an integer: microseconds since 1970, UTC.
 
-    Drivers cut datetimes to milliseconds or seconds. JSON and native data take the integer as it is. In SQL text, which
-    the driver `http` of clickhouse-sqlalchemy writes, it would count as seconds.
+    Drivers cut datetimes to milliseconds or seconds. Native data takes the integer. In text and JSON some versions read
+    it as seconds (chdb 26.9), some as it is (26.7); a decimal of ten digits and six means the same to all.
     """
 
     impl = types.DateTime64(MICROSECONDS)
@@ -34,9 +34,9 @@ class Timestamp(TypeDecorator[int]):
 
     def process_bind_param(self, value: int | None, dialect: Dialect) -> Any:
         """The value as the driver passes it on unharmed."""
-        if value is None or dialect.driver != "http":
+        if value is None or dialect.driver == "native":
             return value
-        return "{}.{:06d}".format(*divmod(value, 1_000_000))
+        return "{:010d}.{:06d}".format(*divmod(value, 1_000_000))
 
 
 def _timestamp(**options: Any) -> Mapped[int]:

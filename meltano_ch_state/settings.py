@@ -29,7 +29,7 @@ LOCK_TIMEOUT_SECONDS = 30.0
 """How long `acquire` waits for somebody else's lock, in seconds."""
 LOCK_RETRY_SECONDS = 1.0
 """The longest pause between two looks at somebody else's lock, in seconds."""
-MAX_LEASE_SECONDS = 86_400.0
+MAX_LEASE_SECONDS = 86_399.0
 """A lease stays under a day: lock rows are swept after seven days, and a sweep must never end a lease."""
 MAX_PORT = 65_535
 
@@ -155,20 +155,21 @@ def from_environment(environ: Mapping[str, str], uri: str | None = None, **given
 
     Args:
         environ: The variables, such as `os.environ`.
-        uri: A URI that replaces the environment's.
+        uri: A URI that replaces the environment's; what it says wins over variables, too.
         given: Settings that win over the environment's.
 
     Raises:
         ConfigurationError: As `resolve`.
         MissingSettingError: As `resolve`.
     """
+    in_uri = set(_split(uri)[1]) if uri else set()
     uri = uri or environ.get("MELTANO_STATE_BACKEND_URI") or None
     scheme = _scheme(uri) if uri else "clickhouse"
     prefixes = [f"MELTANO_STATE_BACKEND_{scheme.upper()}_"]
     prefixes += ["CLICKHOUSE_"] if scheme == "clickhouse" else []
     for name in SETTING_NAMES[scheme]:
         found = [value for prefix in prefixes if (value := environ.get(prefix + name.upper())) is not None]
-        if found and given.get(name) is None:
+        if found and given.get(name) is None and name not in in_uri:
             given[name] = found[0]
     return resolve(uri, **given)
 
@@ -179,6 +180,11 @@ def _split(uri: str) -> tuple[str, dict[str, object]]:
         parts = urlsplit(uri)
     except ValueError:
         raise ConfigurationError("The host in state_backend.uri is malformed", "Put an IPv6 one in brackets") from None
+    if scheme == "clickhouse" and "@" in parts.path + parts.query + parts.fragment:
+        raise ConfigurationError(
+            "The user or the password in state_backend.uri is not percent-encoded",
+            "Write '/' as %2F, '?' as %3F, '#' as %23 and '@' as %40",
+        )
     raw: dict[str, object] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in SETTING_NAMES[scheme]:
@@ -249,7 +255,7 @@ _PORT_REMEDY = f"Use a whole number from 1 to {MAX_PORT}"
 
 def _port(label: str, value: object) -> int:
     text = str(value).strip()
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= MAX_PORT):
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_PORT)) and 1 <= int(text) <= MAX_PORT):
         raise _invalid(label, value, _PORT_REMEDY)
     return int(text)
 

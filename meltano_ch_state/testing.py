@@ -29,6 +29,10 @@ def _microseconds() -> int:
     return time.time_ns() // 1_000
 
 
+_Key = tuple[str, str, bool, int]
+_Row = tuple[_Key, LiveLock]
+
+
 @dataclass(slots=True)
 class MemoryDatabase:
     """The two tables, shared by all clients of the double.
@@ -39,7 +43,7 @@ class MemoryDatabase:
 
     now: Callable[[], int] = _microseconds
     states: dict[str, StateRow] = field(default_factory=dict)
-    locks: dict[tuple[str, str, bool, int], LiveLock] = field(default_factory=dict)
+    locks: dict[_Key, LiveLock] = field(default_factory=dict)
     mutex: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -97,7 +101,7 @@ class MemoryLocks:
                 )
                 self._replace((row.state_id, row.lock_id, row.released, token), lock)
 
-    def _replace(self, key: tuple[str, str, bool, int], lock: LiveLock) -> None:
+    def _replace(self, key: _Key, lock: LiveLock) -> None:
         current = self._database.locks.get(key)
         if current is None or lock.locked_at >= current.locked_at:
             self._database.locks[key] = lock
@@ -105,7 +109,11 @@ class MemoryLocks:
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
         """The live locks and the greatest token of each state ID."""
         with self._database.mutex:
-            return {state_id: self._view(state_id) for state_id in state_ids}
+            rows: dict[str, list[_Row]] = {state_id: [] for state_id in state_ids}
+            for key, lock in self._database.locks.items():
+                if key[0] in rows:
+                    rows[key[0]].append((key, lock))
+            return {state_id: self._view(state_id, rows[state_id]) for state_id in state_ids}
 
     def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
         """Those (state_id, lock_id) that have a row and no tombstone."""
@@ -114,8 +122,7 @@ class MemoryLocks:
         dead = {(state_id, lock_id) for state_id, lock_id, released, _ in keys if released}
         return {(state_id, lock_id) for state_id, lock_id, *_ in keys} - dead
 
-    def _view(self, state_id: str) -> View:
-        rows = [(key, lock) for key, lock in self._database.locks.items() if key[0] == state_id]
+    def _view(self, state_id: str, rows: Collection[_Row]) -> View:
         dead = {lock_id for (_, lock_id, released, _), _ in rows if released}
         live: dict[str, LiveLock] = {}
         for (_, lock_id, _, _), lock in sorted(rows, key=lambda row: row[1].token):

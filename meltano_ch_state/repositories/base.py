@@ -9,7 +9,7 @@ from typing import Any
 
 from clickhouse_sqlalchemy.sql.selectable import Select
 from sqlalchemy import Engine, Executable, Row, Table, insert
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from meltano_ch_state.errors import (
     AuthenticationError,
@@ -109,8 +109,8 @@ def translate(error: DBAPIError, address: str) -> ServerError | SchemaMissingErr
             f"ClickHouse at {address} refused the user or the password",
             "Check state_backend.clickhouse.user and state_backend.clickhouse.password",
         )
-    if code in {ACCESS_DENIED, READONLY}:
-        return _denied(error, address)
+    if code in {ACCESS_DENIED, READONLY} or (code is None and not isinstance(error, OperationalError)):
+        return _denied(error, address)  # without a code: clickhouse-connect itself refuses settings to a readonly user
     if code is None:
         return ServerUnreachableError(
             f"No answer from ClickHouse at {address}: {_root_cause(error)}",
@@ -130,10 +130,15 @@ def _said(error: DBAPIError) -> str:
 
 
 def _root_cause(error: BaseException) -> str:
-    """The innermost reason, such as `Connection refused`: the outer ones repeat the whole request."""
-    cause: BaseException | None = error
-    while cause is not None:
-        error = cause
-        inner = getattr(cause, "reason", None) or getattr(cause, "orig", None) or cause.__cause__ or cause.__context__
-        cause = inner if isinstance(inner, BaseException) else None
+    """The innermost reason, such as `Connection refused`: the outer ones repeat the whole request.
+
+    An exception's context is left alone: it may be the caller's own.
+    """
+    while inner := _inner(error):
+        error = inner
     return getattr(error, "strerror", None) or str(error).rpartition(": ")[2] or type(error).__name__
+
+
+def _inner(error: BaseException) -> BaseException | None:
+    candidates = (getattr(error, "reason", None), getattr(error, "orig", None), error.__cause__, *error.args)
+    return next((each for each in candidates if isinstance(each, BaseException)), None)
