@@ -32,6 +32,9 @@ class LockStore(Protocol):
     def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
         """Those (state_id, lock_id) that have a row and no tombstone."""
 
+    def now(self) -> int:
+        """The server's time, in microseconds."""
+
     def settle_seconds(self) -> float:
         """How long after an insert a read may not yet see what others inserted before, in seconds."""
 

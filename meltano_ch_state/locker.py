@@ -142,16 +142,14 @@ class Locker:
                 free = self._until_turn(turn)
 
     def _first_look(self, turn: _Turn) -> Collection[str]:
-        """Compete for one state ID at once, unless others wanted it lately; many need one birth, drawn at a read."""
+        """Compete at once, for one state ID unless others wanted it lately; many get one birth, the server's time."""
         state_ids = tuple(turn.rest)
         if len(state_ids) > 1:
-            views = self._look(state_ids, "", turn.wait)
-            turn.born = max(view.now for view in views.values())
-            return [i for i in state_ids if not views[i].live and not views[i].queue] or self._until_turn(turn)
-        released = self._contended.get(state_ids[0], float("-inf")) if state_ids else float("-inf")
-        if self._clock.monotonic() - released > CONTENDED_SECONDS:
+            turn.born = self._store.now()
             return state_ids
-        return self._until_turn(turn)
+        released = max((self._contended.get(state_id, float("-inf")) for state_id in state_ids), default=float("-inf"))
+        lately = self._clock.monotonic() - released <= CONTENDED_SECONDS
+        return self._until_turn(turn) if lately else state_ids
 
     def _new_lock(self, state_ids: Collection[str], turn: _Turn, *, waiting: bool = False) -> Lock:
         born = turn.place.born if turn.place else turn.born

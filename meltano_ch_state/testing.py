@@ -132,6 +132,10 @@ class MemoryLocks:
         floor = max([0, *(lock.token for (_, lock_id, _, _), lock in rows if lock_id in dead)])
         return make_view(list(live.values()), max(floor, state.updated_at if state else 0), self._database.now())
 
+    def now(self) -> int:
+        """The server's time, in microseconds."""
+        return self._database.now()
+
     def settle_seconds(self) -> float:
         """0: an insert is seen at once."""
         return 0.0

@@ -6,7 +6,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from sqlalchemy import BindParameter, Engine, Row, bindparam, func, literal_column, select, text, union_all
+from sqlalchemy import (
+    BindParameter,
+    ColumnClause,
+    Engine,
+    Row,
+    bindparam,
+    func,
+    literal_column,
+    select,
+    text,
+    union_all,
+)
 
 from meltano_ch_state.lock import Lock
 from meltano_ch_state.locker import Locker, LockOptions
@@ -92,6 +103,10 @@ class LockRepository(Repository):
                 found[key[0], key[1]] = found.get((key[0], key[1]), True) and not released
         return {key for key, alive in found.items() if alive}
 
+    def now(self) -> int:
+        """The server's time, in microseconds."""
+        return int(self.select(select(_NOW))[0][0])
+
     def settle_seconds(self) -> float:
         """0 where an answered insert is seen by every later read, else `LOCK_SETTLE_SECONDS`. Asked once."""
         if self._settle_seconds is None:
@@ -116,6 +131,9 @@ class _Rows:
     def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
         return self._repository.read_alive(state_ids, lock_ids)
 
+    def now(self) -> int:
+        return self._repository.now()
+
     def settle_seconds(self) -> float:
         return self._repository.settle_seconds()
 
@@ -129,34 +147,39 @@ def _micros(column: Any) -> Any:
 
 
 def _views_statement(lock: Any, state: Any) -> Any:
-    """Each live lock as a row, and per state ID what is over as one row with the greatest token.
+    """Each live lock as a row, and of those that are over the one with the greatest token, for each state ID.
 
-    A lock_id with one tombstone is dead, whatever rows it has beside it; these keep their tokens visible. The state's
+    A lock_id with one tombstone is over, whatever rows it has beside it; these keep their tokens visible. The state's
     own version counts, too: it is the floor for tokens once old lock rows are swept.
     """
-    of_lock_id = _of_lock_id(lock)
-    each = of_lock_id.c
-    owner = func.if_(each.dead, "", each.lock_id).label("owner")
-    locks = select(
-        each.state_id,
-        owner,
-        func.max(each.token_us).label("token"),
-        func.min(each.born_us).label("born"),
-        func.max(each.locked_us).label("locked"),
-        *(func.any(each[name]).label(name) for name in _DETAILS),
-        _NOW.label("now"),
-    ).group_by(each.state_id, literal_column("owner"))
+    over = func.max(lock.released).label("over")
+    token = func.max(_micros(lock.token)).label("token_us")
+    locks = (
+        select_final(
+            lock.state_id,
+            lock.lock_id,
+            over,
+            token,
+            func.min(_micros(lock.born)).label("born_us"),
+            func.max(_micros(lock.locked_at)).label("locked_us"),
+            *(func.any(lock[name]).label(f"any_{name}") for name in _DETAILS),
+            _NOW.label("now"),
+        )
+        .where(lock.state_id.in_(_IDS))
+        .group_by(lock.state_id, lock.lock_id)
+        .order_by(token.desc())
+        .limit_by([lock.state_id, func.if_(over, _EMPTY, lock.lock_id)], 1)
+    )
     states = select_final(
-        state.state_id, literal_column("''").label("owner"), _micros(state.updated_at).label("token"), *_nothing()
+        state.state_id,
+        _EMPTY.label("lock_id"),
+        literal_column("1").label("over"),
+        _micros(state.updated_at).label("token_us"),
+        *(literal_column("0").label(name) for name in ("born_us", "locked_us", *_DETAILS[:2])),
+        *(_EMPTY.label(name) for name in _DETAILS[2:]),
+        _NOW.label("now"),
     ).where(state.state_id.in_(_IDS))
-    clock = select(*(literal_column(value).label(name) for name, value in _CLOCK_ROW), *_nothing())
-    return union_all(locks, states, clock)
-
-
-def _nothing() -> list[Any]:
-    """The columns that only a live lock has, and the time: so there is one though no row is found."""
-    numbers: list[Any] = [literal_column("0").label(name) for name in ("born", "locked", *_DETAILS[:2])]
-    return [*numbers, *(literal_column("''").label(name) for name in _DETAILS[2:]), _NOW.label("now")]
+    return union_all(locks, states)
 
 
 def _own_statement(lock: Any) -> Any:
@@ -165,38 +188,21 @@ def _own_statement(lock: Any) -> Any:
     return select_final(lock.state_id, lock.lock_id, lock.released).where(*chosen)
 
 
-_CLOCK_ROW = (("state_id", "''"), ("owner", "''"), ("token", "0"))
+_EMPTY: ColumnClause[Any] = literal_column("''")
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _DETAILS = ("waiting", "lease_seconds", "holder", "process", "operation", "version")
-
-
-def _of_lock_id(lock: Any) -> Any:
-    return (
-        select_final(
-            lock.state_id,
-            lock.lock_id,
-            func.max(lock.released).label("dead"),
-            func.max(_micros(lock.token)).label("token_us"),
-            func.min(_micros(lock.born)).label("born_us"),
-            func.max(_micros(lock.locked_at)).label("locked_us"),
-            *(func.any(lock[name]).label(name) for name in _DETAILS),
-        )
-        .where(lock.state_id.in_(_IDS))
-        .group_by(lock.state_id, lock.lock_id)
-        .subquery("of_lock_id")
-    )
 
 
 def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[str, View]:
     live: dict[str, list[LiveLock]] = {state_id: [] for state_id in state_ids}
     floors, now = dict.fromkeys(state_ids, 0), 0
-    for state_id, lock_id, token, born, locked, waiting, lease, *identity, at in rows:
+    for state_id, lock_id, over, token, born, locked, waiting, lease, *identity, at in rows:
         now = max(now, at)
-        if lock_id:
+        if over:
+            floors[state_id] = max(floors[state_id], token)
+        else:
             lock = LiveLock(state_id, lock_id, token, born, locked, lease, Identity(*identity), bool(waiting))
             live[state_id].append(lock)
-        elif state_id in floors:
-            floors[state_id] = max(floors[state_id], token)
     return {state_id: make_view(live[state_id], floors[state_id], now) for state_id in state_ids}
 
 
