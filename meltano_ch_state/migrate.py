@@ -48,32 +48,39 @@ class Schema:
         self._repository = SchemaRepository(engine, names)
 
     def readable(self) -> bool:
-        """Whether there is a schema to read. One statement, which needs no right but SELECT.
+        """Return whether there is anything to read. One statement, which needs no right but SELECT.
 
         Raises:
+            SchemaMissingError: If `auto_upgrade` is off and it needs one: a run would load all and keep no bookmark.
             SchemaTooNewError: If a later version of this package made the schema.
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
-        return self._revision() is not None
+        revision = self._revision()
+        if not self._auto_upgrade:
+            self._require_head(revision)
+        return revision is not None
 
     def make_writable(self) -> None:
-        """Create or upgrade the tables where that is due and allowed. One statement where it is not due.
+        """Create or upgrade the tables if they need it. One statement when they do not.
 
         Raises:
-            SchemaMissingError: If it is due, and `auto_upgrade` is off.
+            SchemaMissingError: If they need it and `auto_upgrade` is off.
             SchemaTooNewError: If a later version of this package made the schema.
             SchemaError: If another program's tables are in the way.
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
         revision = self._revision()
-        if revision == HEAD:
-            return
-        if not self._auto_upgrade:
+        if revision != HEAD and self._auto_upgrade:
+            upgrade(self._engine, self._names)
+        else:
+            self._require_head(revision)
+
+    def _require_head(self, revision: str | None) -> None:
+        if revision != HEAD:
             found = f"at revision {revision}, older than {HEAD}" if revision else "missing"
             raise SchemaMissingError(
                 f"The tables in schema {self._names.schema} are {found}", f"Run: {UPGRADE_COMMAND}"
             )
-        upgrade(self._engine, self._names)
 
     def _revision(self) -> str | None:
         revision = self._repository.revision()
