@@ -14,6 +14,7 @@
     └── LockError
         ├── StateLockedError          somebody else held the lock until the wait was over
         ├── StateLockLostError        this holder was deposed; its write does not count
+        ├── NoSuchLockError           there is no live lock with that lock_id
         └── NestedLockError           this thread holds the lock of that state ID already
 
 Each message is one line that says what is wrong and what to do; it is the first argument, and never holds a password.
@@ -101,6 +102,7 @@ class StateLockedError(LockError):
         lock_id: That holder's lock_id.
         age_seconds: For how long that lock exists, by the server's clock.
         lease_seconds_left: After so much more silence it may be taken over.
+        unlock_command: The shell command that ends that lock by hand.
     """
 
     state_ids: tuple[str, ...] = ()
@@ -109,10 +111,15 @@ class StateLockedError(LockError):
     lock_id: str = ""
     age_seconds: float = 0.0
     lease_seconds_left: float = 0.0
+    unlock_command: str = ""
 
 
 class StateLockLostError(LockError):
     """This holder was deposed while it worked; its write does not count."""
+
+
+class NoSuchLockError(LockError):
+    """There is no live lock with that lock_id."""
 
 
 class NestedLockError(LockError):

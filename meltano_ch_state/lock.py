@@ -6,6 +6,7 @@ Nothing here knows SQL: a `LockStore` inserts and reads. `locker` takes locks; t
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -146,7 +147,7 @@ class Lock:
         return [next_row(self._rows.pop(state_id), released=True) for state_id in ended]
 
     def _republish(self, state_id: str) -> None:
-        """Publish a greater token of one's own; whether nobody revoked the lock meanwhile is looked at before its use."""
+        """Publish a greater token, and use it only when nobody has revoked the lock until then."""
         self.raise_tokens({state_id: (self._rows[state_id].token or 0) + TOKEN_STEP})
         self.confirm([state_id])
 
@@ -171,7 +172,8 @@ def locked(views: Mapping[str, View]) -> StateLockedError:
     if not blocked:
         return _named_error(tuple(views), "wanted by others all the time")
     first, now = blocked[0], views[blocked[0].state_id].now
-    error = _named_error(tuple(lock.state_id for lock in blocked), f"locked by {describe(first, now)}")
+    unlock = f"meltano-ch-state unlock {shlex.quote(first.state_id)} --lock-id {first.lock_id}"
+    error = _named_error(tuple(lock.state_id for lock in blocked), f"locked by {describe(first, now)}", unlock)
     error.holder, error.operation, error.lock_id = first.identity.holder, first.identity.operation, first.lock_id
     error.age_seconds, error.lease_seconds_left = first.age_seconds(now), first.lease_seconds_left(now)
     return error
@@ -185,14 +187,15 @@ def merged(errors: Sequence[StateLockedError]) -> StateLockedError:
     return _named_error(state_ids, f"locked, the first by {errors[0].holder}")
 
 
-def _named_error(state_ids: tuple[str, ...], complaint: str) -> StateLockedError:
+def _named_error(state_ids: tuple[str, ...], complaint: str, unlock: str = "") -> StateLockedError:
     names = ", ".join(map(repr, state_ids[:NAMED_IN_ERRORS]))
     more = f" and {len(state_ids) - NAMED_IN_ERRORS} more" if len(state_ids) > NAMED_IN_ERRORS else ""
     error = StateLockedError(
         f"State {names}{more} is {complaint}",
-        "Wait for it, or raise lock_acquire_timeout_seconds; a dead holder's lock ends by itself with its lease",
+        "Wait for it, or raise lock_acquire_timeout_seconds; a dead holder's lock ends by itself with its lease"
+        + (f", or at once with: {unlock}" if unlock else ""),
     )
-    error.state_ids = state_ids
+    error.state_ids, error.unlock_command = state_ids, unlock
     return error
 
 

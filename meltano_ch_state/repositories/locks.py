@@ -19,11 +19,12 @@ from sqlalchemy import (
     union_all,
 )
 
+from meltano_ch_state.errors import NoSuchLockError
 from meltano_ch_state.lock import Lock
 from meltano_ch_state.locker import Locker, LockOptions
 from meltano_ch_state.models import MICROSECONDS, build
 from meltano_ch_state.process import Identity
-from meltano_ch_state.protocol import LiveLock, LockRow, View, make_view
+from meltano_ch_state.protocol import LiveLock, LockRow, View, make_view, tombstone_of
 from meltano_ch_state.repositories.base import Repository, select_final
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, LOCK_SETTLE_SECONDS, Names
 from meltano_ch_state.waiting import Clock
@@ -68,6 +69,7 @@ class LockRepository(Repository):
         self._table = models.state_lock
         self._views = _views_statement(models.state_lock.c, models.state.c)
         self._own = _own_statement(models.state_lock.c)
+        self._live = _live_statement(models.state_lock.c)
         self._settle_seconds: float | None = None
         self.locker = Locker(_Rows(self), options, clock)
 
@@ -102,6 +104,25 @@ class LockRepository(Repository):
             for *key, released in self.select(self._own, {"ids": part, "lock_ids": list(lock_ids)}, _POINT_READ):
                 found[key[0], key[1]] = found.get((key[0], key[1]), True) and not released
         return {key for key, alive in found.items() if alive}
+
+    def live(self) -> list[LiveLock]:
+        """The locks of contenders and holders of all state IDs, without the places in queues."""
+        rows = self.select(self._live)
+        return [_live_lock(*row) for row in rows]
+
+    def revoke(self, state_id: str, lock_id: str, by: Identity) -> LiveLock:
+        """End somebody's lock; its holder is told at its next write.
+
+        Raises:
+            NoSuchLockError: If there is no live lock with that lock_id.
+        """
+        lock = self.read_views([state_id])[state_id].own(lock_id)
+        if lock is None:
+            raise NoSuchLockError(
+                f"State {state_id!r} has no live lock with lock_id {lock_id!r}", "See: meltano-ch-state locks"
+            )
+        self.insert_rows([tombstone_of(lock, by)])
+        return lock
 
     def now(self) -> int:
         """The server's time, in microseconds."""
@@ -146,29 +167,36 @@ def _micros(column: Any) -> Any:
     return func.toUnixTimestamp64Micro(column)
 
 
+def _lock_ids(lock: Any) -> Any:
+    """Each lock_id as a row. One with a single tombstone is over, whatever rows it has beside it."""
+    return select_final(
+        lock.state_id,
+        lock.lock_id,
+        func.max(lock.released).label("over"),
+        func.max(_micros(lock.token)).label("token_us"),
+        func.min(_micros(lock.born)).label("born_us"),
+        func.max(_micros(lock.locked_at)).label("locked_us"),
+        *(func.any(lock[name]).label(f"any_{name}") for name in _DETAILS),
+        _NOW.label("now"),
+    ).group_by(lock.state_id, lock.lock_id)
+
+
+def _live_statement(lock: Any) -> Any:
+    ours = func.max(lock.released) == 0
+    return _lock_ids(lock).having(ours, func.any(lock.waiting) == 0).order_by(lock.state_id)
+
+
 def _views_statement(lock: Any, state: Any) -> Any:
     """Each live lock as a row, and of those that are over the one with the greatest token, for each state ID.
 
-    A lock_id with one tombstone is over, whatever rows it has beside it; these keep their tokens visible. The state's
-    own version counts, too: it is the floor for tokens once old lock rows are swept.
+    What is over keeps its tokens visible. The state's own version counts, too: it is the floor for tokens once old lock
+    rows are swept.
     """
-    over = func.max(lock.released).label("over")
-    token = func.max(_micros(lock.token)).label("token_us")
     locks = (
-        select_final(
-            lock.state_id,
-            lock.lock_id,
-            over,
-            token,
-            func.min(_micros(lock.born)).label("born_us"),
-            func.max(_micros(lock.locked_at)).label("locked_us"),
-            *(func.any(lock[name]).label(f"any_{name}") for name in _DETAILS),
-            _NOW.label("now"),
-        )
+        _lock_ids(lock)
         .where(lock.state_id.in_(_IDS))
-        .group_by(lock.state_id, lock.lock_id)
-        .order_by(token.desc())
-        .limit_by([lock.state_id, func.if_(over, _EMPTY, lock.lock_id)], 1)
+        .order_by(text("token_us DESC"))
+        .limit_by([lock.state_id, func.if_(literal_column("over"), _EMPTY, lock.lock_id)], 1)
     )
     states = select_final(
         state.state_id,
@@ -196,14 +224,27 @@ _DETAILS = ("waiting", "lease_seconds", "holder", "process", "operation", "versi
 def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[str, View]:
     live: dict[str, list[LiveLock]] = {state_id: [] for state_id in state_ids}
     floors, now = dict.fromkeys(state_ids, 0), 0
-    for state_id, lock_id, over, token, born, locked, waiting, lease, *identity, at in rows:
-        now = max(now, at)
+    for row in rows:
+        state_id, over, token, now = row[0], row[2], row[3], max(now, row[-1])
         if over:
             floors[state_id] = max(floors[state_id], token)
         else:
-            lock = LiveLock(state_id, lock_id, token, born, locked, lease, Identity(*identity), bool(waiting))
-            live[state_id].append(lock)
+            live[state_id].append(_live_lock(*row))
     return {state_id: make_view(live[state_id], floors[state_id], now) for state_id in state_ids}
+
+
+def _live_lock(  # noqa: PLR0917 - the columns of a row, in their order
+    state_id: str,
+    lock_id: str,
+    _over: int,
+    token: int,
+    born: int,
+    locked_at: int,
+    waiting: int,
+    lease: float,
+    *details: Any,
+) -> LiveLock:
+    return LiveLock(state_id, lock_id, token, born, locked_at, lease, Identity(*details[:-1]), bool(waiting))
 
 
 def _values(row: LockRow) -> dict[str, object]:
