@@ -8,7 +8,7 @@ export PIP_USER := 0
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint dist clean
+.PHONY: demo test lint dist bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed ## a Meltano pipeline, run twice, that keeps its bookmark in the embedded engine
@@ -31,6 +31,10 @@ dist: .venv/installed ## the source archive, and the wheel made from it
 	grep -F meltano_ch_state/alembic.ini dist/contents.txt
 	grep -F meltano_ch_state/alembic/env.py dist/contents.txt
 	grep -F meltano_ch_state/alembic/versions/0001 dist/contents.txt
+
+bench: .venv/installed ## what the states cost a pipeline
+	$(BIN)/python -m benchmarks.meltano_run
+	$(BIN)/python -m benchmarks.lock
 
 clean:
 	rm -rf .venv .demo dist build .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
