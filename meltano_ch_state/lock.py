@@ -144,7 +144,12 @@ class Lock:
         if os.getpid() != self._pid:
             return []
         ended = self.state_ids if state_ids is None else [i for i in state_ids if i in self._rows]
-        return [next_row(self._rows.pop(state_id), released=True) for state_id in ended]
+        return [next_row(self._rows[state_id], released=True) for state_id in ended]
+
+    def forget(self, state_ids: Iterable[str]) -> None:
+        """Forget the state IDs whose tombstones are there."""
+        for state_id in state_ids:
+            self._rows.pop(state_id, None)
 
     def _republish(self, state_id: str) -> None:
         """Publish a greater token, and use it only when nobody has revoked the lock until then."""
@@ -166,14 +171,19 @@ def describe(lock: LiveLock, now: int) -> str:
     )
 
 
-def locked(views: Mapping[str, View]) -> StateLockedError:
-    """The error that tells who holds what one waited for in vain."""
-    blocked = [(view.live or view.queue)[0] for view in views.values() if view.live or view.queue]
+def locked(before: Mapping[str, Sequence[LiveLock]], now: int) -> StateLockedError:
+    """The error that tells who holds what one waited for in vain.
+
+    Args:
+        before: Who is before us, for each state ID.
+        now: The server's time, in microseconds.
+    """
+    blocked = {state_id: others for state_id, others in before.items() if others}
     if not blocked:
-        return _named_error(tuple(views), "wanted by others all the time")
-    first, now = blocked[0], views[blocked[0].state_id].now
+        return _named_error(tuple(before), "wanted by others all the time")
+    first = next(iter(blocked.values()))[0]
     unlock = f"meltano-ch-state unlock {shlex.quote(first.state_id)} --lock-id {first.lock_id}"
-    error = _named_error(tuple(lock.state_id for lock in blocked), f"locked by {describe(first, now)}", unlock)
+    error = _named_error(tuple(blocked), f"locked by {describe(first, now)}", unlock)
     error.holder, error.operation, error.lock_id = first.identity.holder, first.identity.operation, first.lock_id
     error.age_seconds, error.lease_seconds_left = first.age_seconds(now), first.lease_seconds_left(now)
     return error

@@ -202,6 +202,7 @@ class Locker:
             rows.extend(turn.place.rows)
         turn.wait.contended = True
         self._store.insert([*rows, *lock.end(state_ids)])
+        lock.forget(state_ids)
 
     def _until_turn(self, turn: _Turn) -> Collection[str]:
         """Wait in the queue, and only look, until nobody is before us for some of the state IDs."""
@@ -211,14 +212,14 @@ class Locker:
         while True:
             views = self._look(tuple(turn.rest), "", turn.wait)
             before = {state_id: self._before(view, turn.place) for state_id, view in views.items()}
+            now = max(view.now for view in views.values())
             free = [state_id for state_id, others in before.items() if not others]
             if free and not turn.wait.last_try:
                 turn.wait.last_try = turn.wait.over
                 return free
             if turn.wait.over:
-                raise locked(views)
-            first = next(others for others in before.values() if others)
-            if self._outlast(first, views[first[0].state_id].now, turn) and len(turn.rest) == 1:
+                raise locked(before, now)
+            if self._outlast(next(filter(None, before.values())), now, turn) and len(turn.rest) == 1:
                 return tuple(turn.rest)
 
     def _before(self, view: View, place: Lock) -> tuple[LiveLock, ...]:
@@ -315,15 +316,16 @@ class Locker:
         if lock is None or not lock.state_ids:
             return
         self._orphans.add(lock.lock_id)
+        ended = lock.state_ids
         try:
-            state_ids = lock.state_ids
-            rows = [*lock.end(), *(place.end(state_ids) if place else ())]
-            if rows:
+            if rows := [*lock.end(), *(place.end(ended) if place else ())]:
                 self._store.insert(rows)
         except Exception as error:  # whatever it is, it must not mask what happened in the body
-            logger.warning("The lock of %s could not be released: %s", ", ".join(map(repr, state_ids)), error)
-        else:
-            self._orphans.discard(lock.lock_id)
+            logger.warning("The lock of %s could not be released: %s", ", ".join(map(repr, ended)), error)
+            return
+        self._orphans.discard(lock.lock_id)
+        for released in filter(None, (lock, place)):
+            released.forget(ended)
 
     def _holdings(self) -> dict[str, Lock]:
         return self._local.__dict__.setdefault("holdings", {})  # type: ignore[no-any-return]

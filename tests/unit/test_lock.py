@@ -335,6 +335,23 @@ def test_an_insert_whose_answer_never_came_is_withdrawn(database: MemoryDatabase
     assert live_rows(database) == []
 
 
+def test_a_withdrawal_that_failed_is_done_again(database: MemoryDatabase, fake: FakeTime) -> None:
+    occupy(database)
+    tombstones: list[int] = []
+
+    class Failing(MemoryLocks):
+        def insert(self, rows: Collection[LockRow]) -> None:
+            if any(row.released for row in rows):
+                tombstones.append(len(rows))
+                if len(tombstones) == 1:
+                    raise ConnectionError("gone")
+            super().insert(rows)
+
+    with pytest.raises(ConnectionError), Locker(Failing(database), clock=fake.clock()).hold("s"):
+        pass
+    assert live_rows(database) == ["rival"]
+
+
 def test_a_tombstone_wins_over_a_row_that_lands_later(database: MemoryDatabase, fake: FakeTime) -> None:
     late: list[LockRow] = []
 
