@@ -170,7 +170,7 @@ class Locker:
 
     def _decide(self, lock: Lock, turn: _Turn) -> None:
         """Settle, read and decide, until each state ID is held or withdrawn."""
-        since = self._clock.monotonic()
+        since = touched = self._clock.monotonic()
         pending: Collection[str] = lock.state_ids
         while pending:
             self._settle()
@@ -191,6 +191,9 @@ class Locker:
                 rival, now = _first_rival(views, lock.lock_id)
                 turn.wait.meets(rival, describe(rival, now))
                 turn.wait.pause(self._clock.monotonic() - since)
+                if self._clock.monotonic() - touched > lock.lease_seconds / RENEWALS_PER_LEASE:
+                    touched = self._clock.monotonic()
+                    lock.touch()  # or others take it for dead just when it gets the lock
             pending = [*bumped, *staying]
 
     def _withdraw(self, lock: Lock, state_ids: Collection[str], turn: _Turn) -> None:

@@ -7,8 +7,8 @@ only when the lock was still held afterwards.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -29,9 +29,17 @@ JSONObject = dict[str, Any]
 class StateLike(Protocol):
     """A state to write; Meltano's `MeltanoState` is one."""
 
-    state_id: str
-    partial_state: JSONObject | None
-    completed_state: JSONObject | None
+    @property
+    def state_id(self) -> str:
+        """Which state it is."""
+
+    @property
+    def partial_state(self) -> JSONObject | None:
+        """What an incomplete run left."""
+
+    @property
+    def completed_state(self) -> JSONObject | None:
+        """What the last complete run left."""
 
 
 @dataclass(slots=True)
@@ -165,10 +173,11 @@ class StateStore:
 
     def _write(self, rows: dict[str, StateRow], operation: str) -> None:
         self._ensure_writable()
-        for lock, state_ids in self._locks(rows, operation):
-            versions = [_versioned(rows[state_id], lock.version(state_id)) for state_id in state_ids]
-            self._states.insert_versions(versions)
-            lock.confirm(state_ids)
+        with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept
+            for lock, state_ids in locks:
+                versions = [_versioned(rows[state_id], lock.version(state_id)) for state_id in state_ids]
+                self._states.insert_versions(versions)
+                lock.confirm(state_ids)
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""
@@ -181,15 +190,16 @@ class StateStore:
             self._schema.make_writable()
             self._readable = self._writable = True
 
-    def _locks(self, state_ids: Collection[str], operation: str) -> Iterator[tuple[Lock, Collection[str]]]:
+    def _locks(self, state_ids: Collection[str], operation: str) -> Generator[tuple[Lock, Collection[str]], None, None]:
         """The locks for some states: those that this thread holds already, then new ones for the rest."""
         held = {state_id: lock for state_id in state_ids if (lock := self.locker.held(state_id))}
         for state_id, lock in held.items():
             yield lock, [state_id]
         rest = [state_id for state_id in state_ids if state_id not in held]
         if rest:
-            for lock in self.locker.hold_each(rest, operation):
-                yield lock, lock.state_ids
+            with closing(self.locker.hold_each(rest, operation)) as locks:
+                for lock in locks:
+                    yield lock, lock.state_ids
 
 
 def _batches(rows: Iterator[StateRow]) -> Iterator[list[StateRow]]:
