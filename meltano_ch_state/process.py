@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def is_dead(process: str) -> bool:
     given to a later process has another start time.
     """
     parts = process.rsplit("/", 2)
-    if parts[0] == "" or parts[0] != _here() or not parts[1].isdigit():
+    if parts[0] == "" or parts[0] != _here() or not re.fullmatch("[0-9]{1,9}", parts[1]):
         return False
     started = _start_time(int(parts[1]))
     return not _exists(int(parts[1])) if started is None else started != parts[2]

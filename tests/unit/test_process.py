@@ -112,7 +112,7 @@ def test_text_that_is_no_identity_is_never_taken_for_dead(text: str) -> None:
     assert not is_dead(text)
 
 
-@pytest.mark.parametrize("pid", ["", "x", "-1", "1.5", " 1", "0x1"])
+@pytest.mark.parametrize("pid", ["", "x", "-1", "1.5", " 1", "0x1", "²", "9" * 30])
 def test_an_identity_with_something_else_than_a_pid_is_never_taken_for_dead(gone: str, pid: str) -> None:
     assert not is_dead(changed(gone, 2, pid))
 
