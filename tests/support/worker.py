@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -36,6 +37,7 @@ def _write_unlocked(manager: ClickhouseStateStoreManager, value: int) -> None:
 
 def main() -> None:
     """Count, and tell what was seen."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
     parser = argparse.ArgumentParser()
     parser.add_argument("uri")
     parser.add_argument("schema")
