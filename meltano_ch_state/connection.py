@@ -74,6 +74,8 @@ def _server_engine(url: URL) -> Engine:
             "send_receive_timeout": ANSWER_TIMEOUT_SECONDS,
             # Sockets of its own, closed with the client. Else they are the whole process's, and stay open.
             "dedicated_pool": True,
+            # The client repeats a request whose answer got lost; the server refuses an ID that still runs (code 216).
+            "autogenerate_query_id": False,
         },
     )
     event.listen(engine, "do_connect", _connect)

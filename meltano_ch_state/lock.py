@@ -15,7 +15,7 @@ from typing import Protocol
 
 from meltano_ch_state.errors import StateLockedError, StateLockLostError
 from meltano_ch_state.process import Identity
-from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow, View, next_row
+from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow, StateRow, View, next_row
 
 NAMED_IN_ERRORS = 10
 """An error names so many state IDs; its attribute has all."""
@@ -69,6 +69,7 @@ class Lock:
         self._pid = os.getpid()
         self._mutex = threading.Lock()  # the renewal thread writes rows, too
         self._writes: dict[str, int] = {}
+        self._states: dict[str, StateRow] = {}
         self._lost = False
         self._rows = {
             state_id: LockRow(state_id, self.lock_id, False, waiting, born, born, lease_seconds, 1, identity)
@@ -90,9 +91,15 @@ class Lock:
         """Its birth, in microseconds; None as long as nobody read it."""
         return min((row.born for row in self._rows.values() if row.born is not None), default=None)
 
-    def learn(self, own: LiveLock) -> None:
-        """Take over the token and the birth that the server drew."""
+    def learn(self, own: LiveLock, state: StateRow | None = None) -> None:
+        """Take over the token and the birth that the server drew, and the state if the read brought it along."""
         self._rows[own.state_id] = replace(self._rows[own.state_id], token=own.token, born=own.born)
+        if state:
+            self._states[own.state_id] = state
+
+    def take_state(self, state_id: str) -> StateRow | None:
+        """The state's version that the read brought along which gave us the lock; once, and not after a write."""
+        return self._states.pop(state_id, None)
 
     def raise_tokens(self, tokens: Mapping[str, int]) -> None:
         """Publish greater tokens; the birth stays."""
@@ -110,6 +117,7 @@ class Lock:
         if written >= TOKEN_STEP:  # the next holder's versions begin there
             self._republish(state_id)
             written = 0
+        self._states.pop(state_id, None)
         self._writes[state_id] = written + 1
         return (self._rows[state_id].token or 0) + written
 
@@ -140,16 +148,23 @@ class Lock:
         self._reinsert({state_id: {} for state_id in self.state_ids})
 
     def end(self, state_ids: Collection[str] | None = None) -> list[LockRow]:
-        """Give up some or all state IDs: the tombstones to insert. None in a forked child, which holds nothing."""
+        """Give up some or all state IDs: the tombstones to insert. None in a forked child, which holds nothing.
+
+        A tombstone's token is the last version that was written: so the next holder sees whether a state is current.
+        """
         if os.getpid() != self._pid:
             return []
         ended = self.state_ids if state_ids is None else [i for i in state_ids if i in self._rows]
-        return [next_row(self._rows[state_id], released=True) for state_id in ended]
+        return [next_row(self._rows[state_id], released=True, token=self._last_version(state_id)) for state_id in ended]
 
     def forget(self, state_ids: Iterable[str]) -> None:
         """Forget the state IDs whose tombstones are there."""
         for state_id in state_ids:
             self._rows.pop(state_id, None)
+
+    def _last_version(self, state_id: str) -> int | None:
+        token = self._rows[state_id].token
+        return token if token is None else token + max(0, self._writes.get(state_id, 0) - 1)
 
     def _republish(self, state_id: str) -> None:
         """Publish a greater token, and use it only when nobody has revoked the lock until then."""

@@ -177,7 +177,7 @@ class Locker:
             views = self._look(pending, lock.lock_id, turn.wait)
             for view in views.values():
                 if own := view.own(lock.lock_id):
-                    lock.learn(own)
+                    lock.learn(own, view.current_state())
             verdicts = {state_id: decide(view, lock.lock_id) for state_id, view in views.items()}
             logger.debug("lock %s: %s", lock.lock_id, {i: verdict.name for i, verdict in verdicts.items()})
             bumped, staying, leaving = _sorted_out(verdicts)

@@ -47,6 +47,22 @@ class LockRow:
 
 
 @dataclass(frozen=True, slots=True)
+class StateRow:
+    """One version of a state; its parts are JSON text, or None.
+
+    Attributes:
+        updated_at: The version, microseconds since 1970, UTC.
+        is_deleted: Whether it is a tombstone: the state was cleared.
+    """
+
+    state_id: str
+    partial_state: str | None
+    completed_state: str | None
+    updated_at: int
+    is_deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LiveLock:
     """A lock_id that has no tombstone, as one read saw it. Times in microseconds, by the server's clock."""
 
@@ -82,12 +98,14 @@ class View:
         queue: The places of those who wait, the earliest first.
         floor: The greatest token of tombstones, of their live rows, and of the state itself.
         now: The server's time at the read.
+        state: The state's newest version, where the read brought it along.
     """
 
     live: tuple[LiveLock, ...] = ()
     queue: tuple[LiveLock, ...] = ()
     floor: int = 0
     now: int = 0
+    state: StateRow | None = None
 
     def own(self, lock_id: str) -> LiveLock | None:
         """The live lock with this lock_id."""
@@ -100,6 +118,13 @@ class View:
     def waiting_before(self, order: tuple[int, str]) -> tuple[LiveLock, ...]:
         """The places in the queue before this one."""
         return tuple(place for place in self.queue if place.order < order)
+
+    def current_state(self) -> StateRow | None:
+        """The state's newest version, unless it may be older than what a holder before wrote.
+
+        One read need not see both tables at one time. A tombstone's token is the last version written under its lock.
+        """
+        return self.state if self.state and self.state.updated_at >= self.floor else None
 
     def greatest(self, lock_id: str) -> int:
         """The greatest token that anybody else published."""
@@ -142,8 +167,8 @@ def next_row(row: LockRow, **changes: object) -> LockRow:
     return replace(row, sequence=row.sequence + 1, **changes)  # type: ignore[arg-type]
 
 
-def make_view(rows: Iterable[LiveLock], floor: int, now: int) -> View:
+def make_view(rows: Iterable[LiveLock], floor: int, now: int, state: StateRow | None = None) -> View:
     """Put the rows in their order, and those who wait apart."""
     ordered = sorted(rows, key=lambda lock: lock.order)
     live, queue = ([lock for lock in ordered if lock.waiting is waiting] for waiting in (False, True))
-    return View(tuple(live), tuple(queue), floor, now)
+    return View(tuple(live), tuple(queue), floor, now, state)

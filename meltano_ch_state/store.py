@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from meltano_ch_state.errors import InvalidStateError, StateLockedError
 from meltano_ch_state.lock import Lock, merged
 from meltano_ch_state.locker import Locker
-from meltano_ch_state.repositories.states import StateRow
+from meltano_ch_state.protocol import StateRow
 
 BATCH_STATES = 10_000
 """A bulk call locks and writes so many states at a time."""
@@ -93,8 +93,11 @@ class StateStore:
             InvalidStateError: If what is stored is not JSON.
         """
         _encodable(state_id)
-        row = self._states.get(state_id) if self._check_readable() else None
-        return _loaded(row) if row else None
+        held = self.locker.held(state_id)
+        row = held.take_state(state_id) if held else None
+        if row is None and self._check_readable():
+            row = self._states.get(state_id)
+        return _loaded(row) if row and not row.is_deleted else None
 
     def ids(self, pattern: str | None = None) -> list[str]:
         """The IDs of the states that match a glob pattern, sorted; None and `*` match all."""

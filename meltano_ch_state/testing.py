@@ -13,12 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meltano_ch_state.globs import matcher
 from meltano_ch_state.locker import Locker, LockOptions
-from meltano_ch_state.protocol import LiveLock, LockRow, View, make_view
-from meltano_ch_state.repositories.states import StateRow
+from meltano_ch_state.protocol import LiveLock, LockRow, StateRow, View, make_view
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.waiting import Clock
 
@@ -113,7 +112,10 @@ class MemoryLocks:
             for key, lock in self._database.locks.items():
                 if key[0] in rows:
                     rows[key[0]].append((key, lock))
-            return {state_id: self._view(state_id, rows[state_id]) for state_id in state_ids}
+            views = {state_id: self._view(state_id, rows[state_id]) for state_id in state_ids}
+            return {
+                state_id: replace(view, state=self._database.states.get(state_id)) for state_id, view in views.items()
+            }
 
     def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
         """Those (state_id, lock_id) that have a row and no tombstone."""

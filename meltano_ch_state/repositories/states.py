@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Engine, Row, func
 
 from meltano_ch_state.globs import literal_prefix, matcher
 from meltano_ch_state.models import build
+from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.base import Repository, select_final
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
 
@@ -17,22 +18,6 @@ PAGE_ROWS = 1_000
 """A stream fetches its first page with so many rows; what they weigh decides about the next."""
 PAGE_BYTES = 16_000_000
 """A stream holds about this many bytes of states at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateRow:
-    """One version of a state; its parts are JSON text, or None.
-
-    Attributes:
-        updated_at: The version, microseconds since 1970, UTC.
-        is_deleted: Whether it is a tombstone: the state was cleared.
-    """
-
-    state_id: str
-    partial_state: str | None
-    completed_state: str | None
-    updated_at: int
-    is_deleted: bool = False
 
 
 class StateRepository(Repository):

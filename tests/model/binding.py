@@ -17,7 +17,7 @@ import random
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest.mock import patch
@@ -30,8 +30,7 @@ from meltano_ch_state.errors import LockError, ServerUnreachableError, StateLock
 from meltano_ch_state.lock import Lock
 from meltano_ch_state.locker import Locker, LockOptions
 from meltano_ch_state.process import Identity
-from meltano_ch_state.protocol import LockRow, View
-from meltano_ch_state.repositories.states import StateRow
+from meltano_ch_state.protocol import LockRow, StateRow, View
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
@@ -70,6 +69,7 @@ class Setup:
         tick: How far the server's clock moves with each insert, in microseconds; 0: all ties.
         same_host: Whether others see at once that a process is dead.
         locks: The lock table.
+        torn: Whether a read sees the states at an earlier time than the locks; state 1 is there from the start.
     """
 
     scripts: Sequence[Sequence[Operation]]
@@ -78,6 +78,7 @@ class Setup:
     tick: int = 1
     same_host: bool = False
     locks: type[MemoryLocks] = MemoryLocks
+    torn: bool = False
 
 
 class CrashedError(BaseException):
@@ -263,7 +264,14 @@ class SteppedLocks:
 
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
         asked = tuple(state_ids)
-        return self._client.stop("reads locks", lambda: self._world.locks.read(asked))  # type: ignore[no-any-return]
+        if not self._world.setup.torn:
+            return self._client.stop("reads", lambda: self._world.locks.read(asked))  # type: ignore[no-any-return]
+        states = self._client.stop("reads states", self._world.database.states.copy)
+
+        def read() -> Mapping[str, View]:
+            return {i: replace(view, state=states.get(i)) for i, view in self._world.locks.read(asked).items()}
+
+        return self._client.stop("reads locks", read)  # type: ignore[no-any-return]
 
     def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
         asked = tuple(state_ids), tuple(lock_ids)
@@ -309,6 +317,8 @@ class World:
         self.setup = setup
         self.clock = START
         self.database = MemoryDatabase(now=lambda: self.clock)
+        if setup.torn:
+            self.database.states["1"] = StateRow("1", None, '{"by": []}', START - 1_000_000)
         self.locks = setup.locks(self.database)
         self.changes = 0
         self.faults = setup.most_faults

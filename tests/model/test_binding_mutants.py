@@ -95,6 +95,13 @@ def test_a_write_that_is_not_confirmed_is_caught_when_a_lease_is_over() -> None:
     assert outcome.runs <= 500
 
 
+def test_a_state_that_was_read_before_the_last_holder_wrote_is_caught() -> None:
+    with patch.object(View, "current_state", lambda view: view.state):
+        outcome = explore(Setup(TWO, tick=2_000, torn=True))
+    assert_caught(outcome, "no update is lost")
+    assert outcome.runs <= 500
+
+
 def test_tombstones_that_a_late_insert_outbids_are_caught() -> None:
     outcome = explore(Setup(TWO, ["late"], locks=OutbidTombstones))
     assert_caught(outcome, "no row is left", "nobody waits in vain")

@@ -64,12 +64,21 @@ def test_two_updates_lose_nothing_whatever_befalls_one_call(fault: str, tick: in
 
 
 @pytest.mark.parametrize("tick", TICKS if DEEP else TICKS[:1])
-@pytest.mark.parametrize(("fault", "states"), [("twice", 3_000), (JUMP, 7_000)])
+@pytest.mark.parametrize(("fault", "states"), [("twice", 2_800), (JUMP, 7_000)])
 @deep
 def test_two_updates_lose_nothing_when_an_insert_lands_twice_or_a_lease_is_over(
     fault: str, states: int, tick: int
 ) -> None:
     assert_all_is_well(explore(Setup([[UPDATE], [UPDATE]], [fault], tick=tick)), complete=280, states=states)
+
+
+@pytest.mark.parametrize("fault", [(), ("lost",), ("late",), ("crash after",)])
+@pytest.mark.parametrize("scripts", [([UPDATE], [UPDATE]), ([UPDATE], [CLEAR])])
+@deep
+def test_two_clients_lose_nothing_when_one_read_sees_the_state_earlier_than_the_locks(
+    scripts: Scripts, fault: Sequence[str]
+) -> None:
+    assert_all_is_well(explore(Setup(scripts, fault, tick=2_000, torn=True)), complete=20, states=280)
 
 
 @pytest.mark.parametrize("crash", ["crash", "crash after"])

@@ -19,7 +19,7 @@ from meltano.core.state_store.base import MeltanoState
 
 from meltano_ch_state.errors import StateLockLostError
 from meltano_ch_state.manager import ClickhouseStateStoreManager
-from meltano_ch_state.repositories.states import StateRow
+from meltano_ch_state.protocol import StateRow
 
 STATE_ID = "counter"
 
