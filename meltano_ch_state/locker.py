@@ -318,15 +318,17 @@ class Locker:
         """
         if lock is None or not lock.state_ids:
             return
-        self._orphans.add(lock.lock_id)
         ended = lock.state_ids
         try:
             if rows := [*lock.end(), *(place.end(ended) if place else ())]:
                 self._store.insert(rows)
-        except Exception as error:  # whatever it is, it must not mask what happened in the body
+        except BaseException as error:
+            self._orphans.add(lock.lock_id)
+            if not isinstance(error, Exception):  # an interrupt
+                raise
+            # whatever else it is, it must not mask what happened in the body
             logger.warning("The lock of %s could not be released: %s", ", ".join(map(repr, ended)), error)
             return
-        self._orphans.discard(lock.lock_id)
         for released in filter(None, (lock, place)):
             released.forget(ended)
 

@@ -226,8 +226,8 @@ def _state_rows(state: Any, contents: Sequence[Any]) -> Any:
 
 
 def _contents(state: Any) -> Sequence[Any]:
-    """Whether a state is small, and if so its parts; a part that is None is empty."""
-    parts = [func.ifNull(part, "") for part in (state.partial_state, state.completed_state)]
+    """Whether a state is small, and if so its parts, each behind a `=`; a part that is None is empty."""
+    parts = [func.ifNull(func.concat("=", part), "") for part in (state.partial_state, state.completed_state)]
     small = func.length(parts[0]) + func.length(parts[1]) <= STATE_BYTES
     return small, *(func.if_(small, part, "") for part in parts)
 
@@ -256,7 +256,8 @@ def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[st
         floors[state_id] = max(floors[state_id], token)
         is_deleted, small, *parts = row[6:10]
         if small and not row[1]:  # a lock has an ID
-            states[state_id] = StateRow(state_id, parts[0] or None, parts[1] or None, token, bool(is_deleted))
+            partial, completed = (part[1:] if part else None for part in parts)
+            states[state_id] = StateRow(state_id, partial, completed, token, bool(is_deleted))
     return {state_id: make_view(live[state_id], floors[state_id], now, states.get(state_id)) for state_id in state_ids}
 
 

@@ -66,16 +66,30 @@ def test_without_the_lock_the_same_counting_loses_counts(
     assert count(manager) < 80
 
 
-def test_a_killed_holder_blocks_nobody_of_its_host(
-    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_holder_that_a_signal_ends_blocks_nobody_of_its_host(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str, number: signal.Signals
 ) -> None:
     holder = start(server.url(), schema, 1, "--pause-inside", 60)
     holder.go()
     holder.expect("held")
-    holder.process.kill()
-    holder.process.wait()
+    holder.process.send_signal(number)
+    assert holder.process.wait() == -number
     manager.update(MeltanoState(STATE_ID, {}, {"n": 41}))
     assert count(manager) == 41
+    holder.process.communicate()
+
+
+def test_a_holder_that_exits_on_sigterm_leaves_no_row(
+    manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
+) -> None:
+    holder = start(server.url(), schema, 1, "--pause-inside", 60, "--exit-on-sigterm")
+    holder.go()
+    holder.expect("held")
+    assert live_rows(server, schema) == 1
+    holder.process.terminate()
+    assert holder.process.wait() == 3
+    assert live_rows(server, schema) == 0
     holder.process.communicate()
 
 

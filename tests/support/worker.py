@@ -45,7 +45,10 @@ def main() -> None:
     parser.add_argument("--lease", type=float, default=300.0)
     parser.add_argument("--no-lock", action="store_true")
     parser.add_argument("--pause-inside", type=float, default=0.0)
+    parser.add_argument("--exit-on-sigterm", action="store_true")
     args = parser.parse_args()
+    if args.exit_on_sigterm:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
     manager = ClickhouseStateStoreManager(
         args.uri, schema=args.schema, stale_lock_seconds=args.lease, lock_acquire_timeout_seconds=90
     )
