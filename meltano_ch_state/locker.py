@@ -249,8 +249,10 @@ class Locker:
             if others[-1].lock_id not in alive:
                 return True
             if len(alive) < len(births):
-                births = {lock_id: births[lock_id] for lock_id in alive}
-                changed = self._clock.monotonic()
+                left = {lock_id: births[lock_id] for lock_id in alive}
+                ended = len(set(births.values())) - len(set(left.values()))
+                turn.wait.sees_turns(ended, self._clock.monotonic() - changed)
+                births, changed = left, self._clock.monotonic()
             if any(is_dead(lock.identity.process) for lock in others if lock.lock_id in births):
                 break
         self._keep(turn)

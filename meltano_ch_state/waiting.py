@@ -14,8 +14,12 @@ SHORTEST_PAUSE_SECONDS = 0.005
 """Between two looks at another's lock, in seconds; also when `retry_seconds` is 0."""
 PAUSE_PER_IDLE = 0.25
 """The pause is this part of the time in which nothing has changed: short locks are asked for often."""
-PAUSE_PER_PLACE_SECONDS = 0.02
-"""The pause is at least so long for each that is before us, in seconds."""
+TURN_SECONDS = 0.05
+"""So long a turn is taken to last, in seconds, until one was seen: an update on a slow server."""
+LONGEST_TURN_SECONDS = 0.2
+"""Longer turns tell nothing about the next one, in seconds."""
+PAUSE_PER_TURN = 0.5
+"""The pause is at least this part of a turn for each that is between us and the first."""
 PATIENCE_SECONDS = 0.4
 """After so long a wait, in seconds, one log line says for whom."""
 
@@ -39,6 +43,7 @@ class Wait:
         attempts: How often it competed.
         contended: Whether it met anybody.
         last_try: Whether its time was over when its turn came.
+        turn_seconds: How long a turn of others took when one was last seen to end.
     """
 
     clock: Clock
@@ -47,6 +52,7 @@ class Wait:
     attempts: int = 0
     contended: bool = False
     last_try: bool = False
+    turn_seconds: float = TURN_SECONDS
     _started: float = field(init=False)
     _told: bool = False
     _seen: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
@@ -73,9 +79,15 @@ class Wait:
                 than each `retry_seconds`.
             places: How many are before us.
         """
-        seconds = max(idle_seconds * PAUSE_PER_IDLE, PAUSE_PER_PLACE_SECONDS * places) * (0.5 + self.clock.jitter())
+        turns = PAUSE_PER_IDLE + PAUSE_PER_TURN * (places - 1) if places else 0.0
+        seconds = max(idle_seconds * PAUSE_PER_IDLE, turns * self.turn_seconds) * (0.5 + self.clock.jitter())
         longest = min(self.retry_seconds, self.timeout_seconds - self.seconds)
         self.clock.sleep(max(min(seconds, longest), SHORTEST_PAUSE_SECONDS))
+
+    def sees_turns(self, turns: int, seconds: float) -> None:
+        """Remember how long a turn takes, when some ended within so many seconds."""
+        if turns:
+            self.turn_seconds = min(seconds / turns, LONGEST_TURN_SECONDS)
 
     def sees_silence(self, lock: LiveLock) -> bool:
         """Whether this waiter itself saw a lock unchanged for a whole lease: the server's clock may stand still."""
