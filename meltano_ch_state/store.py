@@ -17,6 +17,7 @@ from meltano_ch_state.errors import InvalidStateError, StateLockedError
 from meltano_ch_state.lock import Lock, merged
 from meltano_ch_state.locker import Locker
 from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.read_ahead import ReadAhead
 
 BATCH_STATES = 10_000
 """A bulk call locks and writes so many states at a time."""
@@ -60,8 +61,8 @@ class States(Protocol):
     def ids(self, pattern: str | None = None) -> list[str]:
         """The IDs that match, sorted."""
 
-    def stream(self, pattern: str | None = None) -> Iterator[StateRow]:
-        """The states that match, sorted by ID."""
+    def stream(self, pattern: str | None = None, after: str = "") -> Iterator[StateRow]:
+        """The states that match and come after an ID, sorted by ID."""
 
     def insert_versions(self, rows: Iterable[StateRow]) -> None:
         """Insert versions, all in one statement."""
@@ -84,24 +85,29 @@ class StateStore:
         self.locker = locker
         self._states = states
         self._schema = schema
+        self._ahead = ReadAhead(states.stream)
         self._readable = self._writable = False
 
     def get(self, state_id: str) -> State | None:
         """The current state, or None.
+
+        Whoever gets IDs in the order of `ids` gets them read ahead, each at most a second old.
 
         Raises:
             InvalidStateError: If what is stored is not JSON.
         """
         _encodable(state_id)
         held = self.locker.held(state_id)
-        row = held.take_state(state_id) if held else None
+        row = held.take_state(state_id) if held else self._ahead.take(state_id)
         if row is None and self._check_readable():
             row = self._states.get(state_id)
         return _loaded(row) if row and not row.is_deleted else None
 
     def ids(self, pattern: str | None = None) -> list[str]:
         """The IDs of the states that match a glob pattern, sorted; None and `*` match all."""
-        return self._states.ids(pattern) if self._check_readable() else []
+        found = self._states.ids(pattern) if self._check_readable() else []
+        self._ahead.expect(pattern, found)
+        return found
 
     def stream(self, pattern: str | None = None) -> Iterator[State]:
         """The states that match a glob pattern, sorted by ID, in bounded memory.
@@ -176,6 +182,7 @@ class StateStore:
 
     def _write(self, rows: dict[str, StateRow], operation: str) -> None:
         self._ensure_writable()
+        self._ahead.forget()
         with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept
             for lock, state_ids in locks:
                 versions = [_versioned(rows[state_id], lock.version(state_id)) for state_id in state_ids]

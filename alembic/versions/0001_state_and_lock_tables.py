@@ -19,7 +19,8 @@ def upgrade() -> None:
     updated_at DateTime64(6),
     is_deleted UInt8 DEFAULT 0
 ) ENGINE = ReplacingMergeTree(updated_at)
-ORDER BY state_id"""
+ORDER BY state_id
+SETTINGS index_granularity = 256"""
     )
     op.execute(
         f"""CREATE TABLE IF NOT EXISTS `{names.schema}`.`{names.lock_table}` (
@@ -38,7 +39,8 @@ ORDER BY state_id"""
     version String
 ) ENGINE = ReplacingMergeTree(locked_at)
 ORDER BY (state_id, lock_id, released, token)
-TTL toDateTime(locked_at) + toIntervalDay(7)"""
+TTL toDateTime(locked_at) + toIntervalDay(7)
+SETTINGS index_granularity = 256"""
     )
 
 

@@ -14,8 +14,10 @@ from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.base import Repository, select_final
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
 
-PAGE_ROWS = 1_000
+PAGE_ROWS = 100
 """A stream fetches its first page with so many rows; what they weigh decides about the next."""
+PAGE_GROWTH = 10
+"""A page has at most so many times the rows of the one before: what comes next may be heavier."""
 PAGE_BYTES = 16_000_000
 """A stream holds about this many bytes of states at a time."""
 
@@ -53,11 +55,15 @@ class StateRepository(Repository):
         matches = matcher(pattern)
         return [row[0] for row in self.select(self._narrowed(statement, pattern)) if matches(row[0])]
 
-    def stream(self, pattern: str | None = None) -> Iterator[StateRow]:
-        """All states that match a glob pattern, sorted by ID, page by page in bounded memory."""
+    def stream(self, pattern: str | None = None, after: str = "") -> Iterator[StateRow]:
+        """The states that match a glob pattern and come after an ID, sorted by ID, page by page in bounded memory.
+
+        A page is a statement of its own: the caller may take any time between two states, and write meanwhile.
+        """
         column, matches = self._table.c.state_id, matcher(pattern)
         statement = self._narrowed(self._rows, pattern).order_by(column)
-        page, limit = self._page(statement, PAGE_ROWS), PAGE_ROWS
+        limit = PAGE_ROWS
+        page = self._page(statement.where(column > after) if after else statement, limit)
         while page:
             yield from (row for row in page if matches(row.state_id))
             if len(page) < limit:
@@ -84,4 +90,4 @@ def _row(row: Row[Any]) -> StateRow:
 
 def _next_limit(page: Collection[StateRow]) -> int:
     weight = sum(len(row.partial_state or "") + len(row.completed_state or "") + 1 for row in page)
-    return max(1, PAGE_BYTES * len(page) // weight)
+    return max(1, min(PAGE_BYTES * len(page) // weight, PAGE_GROWTH * len(page)))

@@ -182,3 +182,24 @@ def test_a_bulk_call_uses_the_locks_that_its_thread_holds(manager: Manager) -> N
         assert manager.clear_all() == 3
         manager.set(MeltanoState("s00001", {}, {"value": 1}))
     assert values(manager) == {"s00001": 1}
+
+
+def test_states_that_are_listed_and_then_got_one_by_one_are_the_current_ones(manager: Manager, other: Manager) -> None:
+    manager.set_all(states(MANY))
+    listed = manager.get_state_ids("s*")
+    assert [manager.get(state_id) for state_id in listed[:3]] == list(states(3))
+    manager.set(MeltanoState("s00003", {}, {"value": "new"}))
+    assert manager.get("s00003") == MeltanoState("s00003", {}, {"value": "new"})
+    other.clear_all()
+    assert manager.get("s00004") is None
+    assert [manager.get(state_id) for state_id in manager.get_state_ids()] == []
+
+
+def test_a_listed_state_is_read_anew_under_its_lock(manager: Manager, other: Manager) -> None:
+    manager.set_all(states(5))
+    listed = manager.get_state_ids()
+    manager.get(listed[0])
+    manager.get(listed[1])
+    other.set(MeltanoState(listed[2], {}, {"value": "new"}))
+    with manager.acquire_lock(listed[2]):
+        assert manager.get(listed[2]) == MeltanoState(listed[2], {}, {"value": "new"})

@@ -185,6 +185,19 @@ def test_a_thousand_states_cost_a_handful_of_statements_and_have_one_birth(
     assert births.split() == ["1", "1"]
 
 
+def test_a_thousand_states_are_listed_and_got_by_a_handful_of_statements(manager: ClickhouseStateStoreManager) -> None:
+    manager.set_all(MeltanoState(f"id-{i}", {}, {"n": i}) for i in range(1_000))
+    sent: list[str] = []
+    engine = manager.store._states.engine  # type: ignore[attr-defined]
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+    got = {state_id: manager.get(state_id) for state_id in manager.get_state_ids("id-*")}
+    assert got == {f"id-{i}": MeltanoState(f"id-{i}", {}, {"n": i}) for i in range(1_000)}
+    assert len(sent) <= 5
+    sent.clear()
+    assert len(list(manager.get_all("id-*"))) == 1_000
+    assert len(sent) <= 3
+
+
 def test_a_late_duplicate_of_a_candidate_row_changes_nothing(
     manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
 ) -> None:
