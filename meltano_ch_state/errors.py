@@ -5,6 +5,7 @@
     │   └── MissingSettingError       a setting that has no default is not there
     ├── ServerError                   the server refused a statement for a reason of its own
     │   ├── ServerUnreachableError    no answer: refused, reset, timed out, TLS failed, folder busy
+    │   ├── ServerBusyError           it cannot do it now: overloaded, starting, without its Keeper or a quorum
     │   ├── AuthenticationError       wrong user or password
     │   └── PermissionDeniedError     the user lacks a GRANT
     ├── SchemaError                   the tables are not as this version needs them
@@ -62,6 +63,10 @@ class ServerError(StateBackendError):
 
 class ServerUnreachableError(ServerError):
     """The server gave no answer: refused, reset, timed out, or TLS failed; or the embedded folder stayed busy."""
+
+
+class ServerBusyError(ServerError):
+    """The server cannot do it now, but may soon: it is overloaded, starts, stops, or misses its Keeper or a quorum."""
 
 
 class AuthenticationError(ServerError):

@@ -21,9 +21,9 @@ from meltano_ch_state.store import State, StateStore
 
 logger = logging.getLogger(__name__)
 
-# Both warn of what is raised right after as an error of ours, in one line. Requests to ClickHouse have a query_id.
+# Both warn of what is raised right after as an error of ours, in one line. Requests to ClickHouse are for `/?...`.
 logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)
-logging.getLogger("urllib3.connectionpool").addFilter(lambda record: "/?query_id=" not in record.getMessage())
+logging.getLogger("urllib3.connectionpool").addFilter(lambda record: ": /?" not in record.getMessage())
 
 
 class ClickhouseStateStoreManager(StateStoreManager):

@@ -15,14 +15,38 @@ from meltano_ch_state.errors import (
     AuthenticationError,
     PermissionDeniedError,
     SchemaMissingError,
+    ServerBusyError,
     ServerError,
     ServerUnreachableError,
 )
+from meltano_ch_state.retry import retried
 
 UNKNOWN_TABLE = 60
 UNKNOWN_DATABASE = 81
 READONLY = 164
 ACCESS_DENIED = 497
+_BUSY_CODES = {
+    159,  # TIMEOUT_EXCEEDED
+    202,  # TOO_MANY_SIMULTANEOUS_QUERIES
+    209,  # SOCKET_TIMEOUT
+    210,  # NETWORK_ERROR
+    216,  # QUERY_WITH_SAME_ID_IS_ALREADY_RUNNING
+    225,  # NO_ZOOKEEPER
+    236,  # ABORTED
+    241,  # MEMORY_LIMIT_EXCEEDED
+    242,  # TABLE_IS_READ_ONLY: it has lost its Keeper
+    252,  # TOO_MANY_PARTS
+    285,  # TOO_FEW_LIVE_REPLICAS
+    286,  # UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE
+    289,  # REPLICA_IS_NOT_IN_QUORUM
+    319,  # UNKNOWN_STATUS_OF_INSERT
+    394,  # QUERY_WAS_CANCELLED
+    439,  # CANNOT_SCHEDULE_TASK
+    473,  # DEADLOCK_AVOIDED
+    735,  # QUERY_WAS_CANCELLED_BY_CLIENT
+    745,  # SERVER_OVERLOADED
+    999,  # KEEPER_EXCEPTION
+}
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _WRITE_SETTINGS = {"async_insert": 0}
 """A buffered insert is not there yet when its answer comes; the buffer is on by default since ClickHouse 26.3."""
@@ -62,8 +86,7 @@ class Repository:
         Raises:
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
-        with server_errors(self.engine), self.engine.connect() as connection:
-            return connection.execute(statement, parameters or {}, execution_options=self._options(settings)).all()
+        return retried(self.engine, lambda: self._fetch(statement, parameters or {}, self._options(settings)))
 
     def insert(self, table: Table, rows: Iterable[Mapping[str, object]]) -> None:
         """Insert rows as data, all in one statement that is done when this returns.
@@ -73,8 +96,15 @@ class Repository:
         """
         values = list(rows)
         settings = _ONE_ROW_SETTINGS if len(values) == 1 else _WRITE_SETTINGS
+        retried(self.engine, lambda: self._send(insert(table), values, self._options(settings)))
+
+    def _fetch(self, statement: Executable, parameters: Mapping[str, object], options: Any) -> Sequence[Row[Any]]:
         with server_errors(self.engine), self.engine.connect() as connection:
-            connection.execute(insert(table), values, execution_options=self._options(settings))
+            return connection.execute(statement, parameters, execution_options=options).all()
+
+    def _send(self, statement: Executable, rows: Sequence[Mapping[str, object]], options: Any) -> None:
+        with server_errors(self.engine), self.engine.connect() as connection:
+            connection.execute(statement, rows, execution_options=options)
 
     def _options(self, settings: Mapping[str, object] | None) -> dict[str, Any]:
         # the driver `http` of clickhouse-sqlalchemy puts settings behind VALUES: Code 27
@@ -120,7 +150,8 @@ def translate(error: DBAPIError, address: str) -> ServerError | SchemaMissingErr
             f"No answer from ClickHouse at {address}: {_root_cause(error)}",
             "Check state_backend.clickhouse.host, port and secure, and that the server runs",
         )
-    return ServerError(f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}")
+    kind = ServerBusyError if code in _BUSY_CODES else ServerError
+    return kind(f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}")
 
 
 def _denied(error: DBAPIError, address: str) -> PermissionDeniedError:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pytest
 from meltano.core.state_store.base import MeltanoState
 
-from meltano_ch_state import connection, locker
+from meltano_ch_state import connection, locker, retry
 from meltano_ch_state.errors import ServerUnreachableError, StateLockLostError
 from meltano_ch_state.manager import ClickhouseStateStoreManager
 from tests.rig.endpoint import Endpoint
@@ -73,6 +73,12 @@ def bench(server: Endpoint, schema: str, manager: Manager) -> Iterator[Bench]:
         assert count(victim) == 0
         yield Bench(server, schema, proxy, address, manager, victim)
         victim.close()
+
+
+@pytest.fixture(autouse=True)
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What befalls a statement, befalls the lock; tests/integration/test_retries.py is about the retries."""
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -281,7 +287,7 @@ def test_a_write_counts_though_the_release_fails_and_its_process_locks_again_at_
 
 def test_a_lock_that_a_process_failed_to_release_ends_with_the_process(bench: Bench) -> None:
     bench.proxy.plan(passed, passed, refused, refused)
-    worker = start(bench.address.url(), bench.schema, 1)
+    worker = start(bench.address.url(), bench.schema, 1, "--no-retries")
     worker.go()
     assert worker.result() == {"done": 1, "lost": 0}
     assert bench.live_locks() == 1
@@ -336,6 +342,7 @@ def test_counts_are_exact_while_two_clients_compete_over_a_bad_line(bench: Bench
 
 def count_until(url: str, schema: str, wanted: int) -> tuple[int, int]:
     """Count until so many were acknowledged; how many were, and how many failed."""
+    retry.RETRY_SECONDS = 0.0
     locker.PLACE_LEASE_SECONDS = 2.0  # in a process of its own: a place that could not be given up stays for so long
     manager = Manager(url, schema=schema, stale_lock_seconds=2)
     done = tried = 0

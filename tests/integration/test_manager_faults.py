@@ -17,6 +17,7 @@ import pytest
 from meltano.core.error import MeltanoError
 from meltano.core.state_store.base import MeltanoState
 
+from meltano_ch_state import retry
 from meltano_ch_state.errors import (
     AuthenticationError,
     InvalidStateError,
@@ -31,6 +32,13 @@ from tests.rig.server import HOST, ClickHouseServer, free_ports
 Manager = ClickhouseStateStoreManager
 SECRET = "sésame p@ss/w%rd:#?&+"
 STATE = MeltanoState("a", {}, {"value": 1})
+
+
+@pytest.fixture(autouse=True)
+def few_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These faults stay: what is told in the end is told soon."""
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.2)
+
 
 CALLS: dict[str, Callable[[Manager], object]] = {
     "get": lambda manager: manager.get("a"),

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from meltano.core.state_store.base import MeltanoState
 
+from meltano_ch_state import retry
 from meltano_ch_state.errors import StateLockLostError
 from meltano_ch_state.manager import ClickhouseStateStoreManager
 from meltano_ch_state.protocol import StateRow
@@ -46,7 +47,10 @@ def main() -> None:
     parser.add_argument("--no-lock", action="store_true")
     parser.add_argument("--pause-inside", type=float, default=0.0)
     parser.add_argument("--exit-on-sigterm", action="store_true")
+    parser.add_argument("--no-retries", action="store_true")
     args = parser.parse_args()
+    if args.no_retries:
+        retry.RETRY_SECONDS = 0.0
     if args.exit_on_sigterm:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
     manager = ClickhouseStateStoreManager(
