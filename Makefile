@@ -32,9 +32,8 @@ dist: .venv/installed ## the source archive, and the wheel made from it
 	grep -F meltano_ch_state/alembic/env.py dist/contents.txt
 	grep -F meltano_ch_state/alembic/versions/0001 dist/contents.txt
 
-bench: .venv/installed ## what the states cost a pipeline
-	$(BIN)/python -m benchmarks.meltano_run
-	$(BIN)/python -m benchmarks.lock
+bench: .venv/installed ## what the states cost, next to other stores, with a plot: docs/benchmarks.md
+	$(BIN)/python -m benchmarks
 
 clean:
 	rm -rf .venv .demo dist build .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
