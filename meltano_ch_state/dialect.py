@@ -81,6 +81,13 @@ class ConnectDialect(ClickHouseDialect):  # type: ignore[misc]
         """Whether the connection is of no more use: a transport error, which carries no server error code."""
         return isinstance(e, self.loaded_dbapi.OperationalError) and getattr(e, "code", None) is None
 
+    def _get_server_version_info(self, connection: Connection) -> tuple[int | str, ...]:
+        self.forced_server_version_string = _known(connection, "server_version")
+        return super()._get_server_version_info(connection)  # type: ignore[no-any-return]
+
+    def _get_default_schema_name(self, connection: Connection) -> str:
+        return _known(connection, "database") or super()._get_default_schema_name(connection)
+
     def get_pk_constraint(
         self, connection: Connection, table_name: str, schema: str | None = None, **kw: object
     ) -> ReflectedPrimaryKeyConstraint:
@@ -98,6 +105,12 @@ class ConnectDialect(ClickHouseDialect):  # type: ignore[misc]
         else:
             result = connection.execute(sql, kwargs)  # type: ignore[call-overload]
         return result.scalar() if scalar else result
+
+
+def _known(connection: Connection, name: str) -> str | None:
+    """What the client learnt when it connected; the embedded engine's has to be asked."""
+    client = connection.connection.driver_connection.client  # type: ignore[union-attr]
+    return getattr(client, name, None)
 
 
 def _is_plain_insert(statement: str, row: Mapping[str, object], context: Any) -> bool:
