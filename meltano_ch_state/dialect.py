@@ -109,8 +109,7 @@ class ConnectDialect(ClickHouseDialect):  # type: ignore[misc]
 
 def _known(connection: Connection, name: str) -> str | None:
     """What the client learnt when it connected; the embedded engine's has to be asked."""
-    client = connection.connection.driver_connection.client  # type: ignore[union-attr]
-    return getattr(client, name, None)
+    return getattr(getattr(connection.connection.driver_connection, "client", None), name, None)
 
 
 def _is_plain_insert(statement: str, row: Mapping[str, object], context: Any) -> bool:
