@@ -17,7 +17,7 @@ class ReadAhead:
 
     def __init__(
         self,
-        stream: Callable[[str | None, str], Iterator[StateRow]],
+        stream: Callable[[str | None, str | None], Iterator[StateRow]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Expect nothing yet.

@@ -61,7 +61,7 @@ class States(Protocol):
     def ids(self, pattern: str | None = None) -> list[str]:
         """The IDs that match, sorted."""
 
-    def stream(self, pattern: str | None = None, after: str = "") -> Iterator[StateRow]:
+    def stream(self, pattern: str | None = None, after: str | None = None) -> Iterator[StateRow]:
         """The states that match and come after an ID, sorted by ID."""
 
     def insert_versions(self, rows: Iterable[StateRow]) -> None:

@@ -61,11 +61,15 @@ class MemoryStates:
         """The IDs that match, sorted."""
         return [row.state_id for row in self.stream(pattern)]
 
-    def stream(self, pattern: str | None = None, after: str = "") -> Iterator[StateRow]:
+    def stream(self, pattern: str | None = None, after: str | None = None) -> Iterator[StateRow]:
         """The states that match and come after an ID, sorted by ID."""
         matches = matcher(pattern)
         rows = sorted(self._database.states.items())
-        return (row for state_id, row in rows if state_id > after and matches(state_id) and not row.is_deleted)
+        return (
+            row
+            for state_id, row in rows
+            if (after is None or state_id > after) and matches(state_id) and not row.is_deleted
+        )
 
     def insert_versions(self, rows: Iterable[StateRow]) -> None:
         """Insert versions; the greatest of a state ID counts."""

@@ -55,7 +55,7 @@ class StateRepository(Repository):
         matches = matcher(pattern)
         return [row[0] for row in self.select(self._narrowed(statement, pattern)) if matches(row[0])]
 
-    def stream(self, pattern: str | None = None, after: str = "") -> Iterator[StateRow]:
+    def stream(self, pattern: str | None = None, after: str | None = None) -> Iterator[StateRow]:
         """The states that match a glob pattern and come after an ID, sorted by ID, page by page in bounded memory.
 
         A page is a statement of its own: the caller may take any time between two states, and write meanwhile.
@@ -63,7 +63,7 @@ class StateRepository(Repository):
         column, matches = self._table.c.state_id, matcher(pattern)
         statement = self._narrowed(self._rows, pattern).order_by(column)
         limit = PAGE_ROWS
-        page = self._page(statement.where(column > after) if after else statement, limit)
+        page = self._page(statement if after is None else statement.where(column > after), limit)
         while page:
             yield from (row for row in page if matches(row.state_id))
             if len(page) < limit:

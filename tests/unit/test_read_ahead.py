@@ -17,13 +17,13 @@ class Source:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.asked: list[tuple[str | None, str]] = []
+        self.asked: list[tuple[str | None, str | None]] = []
         self.rows = {state_id: StateRow(state_id, None, "{}", 1) for state_id in IDS}
         self.ahead = ReadAhead(self.stream, lambda: self.now)
 
-    def stream(self, pattern: str | None, after: str) -> Iterator[StateRow]:
+    def stream(self, pattern: str | None, after: str | None) -> Iterator[StateRow]:
         self.asked.append((pattern, after))
-        return iter([row for state_id, row in sorted(self.rows.items()) if state_id > after])
+        return iter([row for state_id, row in sorted(self.rows.items()) if state_id > str(after)])
 
 
 @pytest.fixture
