@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from alembic import context
@@ -16,7 +17,11 @@ from meltano_ch_state.migrate import Schema
 from meltano_ch_state.models import build
 from meltano_ch_state.project import find_settings
 from meltano_ch_state.repositories.base import server_errors
-from meltano_ch_state.settings import Names, Settings
+from meltano_ch_state.repositories.schema import on_cluster, replacing_engine
+from meltano_ch_state.settings import Names, Settings, Topology
+
+# sooner than the client gives up, so that the error names the servers that are missing
+CLUSTER_SETTINGS = {"distributed_ddl_task_timeout": 50}
 
 
 def run_command() -> None:
@@ -27,11 +32,11 @@ def run_command() -> None:
     steps.setLevel(logging.INFO)
     settings = command_settings()
     if context.is_offline_mode():
-        run_offline(settings.names)
+        run_offline(settings.names, settings.topology)
     else:
         engine = engine_for(settings)
         event.listen(engine, "engine_connect", forget_default_schema)
-        run_online(engine, settings.names)
+        run_online(engine, settings.names, settings.topology)
 
 
 def command_settings() -> Settings:
@@ -50,21 +55,25 @@ def forget_default_schema(connection: Connection) -> None:
     connection.dialect.default_schema_name = None
 
 
-def run_offline(names: Names) -> None:
+def run_offline(names: Names, topology: Topology) -> None:
     """Write the statements to standard output."""
-    context.configure(dialect_name="clickhouse+connect", **options(names))
+    context.configure(dialect_name="clickhouse+connect", **options(names, topology))
     context.run_migrations()
 
 
-def run_online(engine: Engine, names: Names) -> None:
-    """Run the statements, unless the schema is newer than this package."""
-    Schema(engine, names).readable()  # refuses a newer one
+def run_online(engine: Engine, names: Names, topology: Topology) -> None:
+    """Run the statements, unless the schema is newer than this package, or the server is no place for its tables."""
+    schema = Schema(engine, names, topology=topology)
+    schema.readable()  # refuses a newer one
+    topology = schema.fitting_topology()
     with server_errors(engine), engine.connect() as connection:
-        context.configure(connection=connection, **options(names))
+        if topology.cluster:
+            connection.execution_options(settings=CLUSTER_SETTINGS)
+        context.configure(connection=connection, **options(names, topology))
         context.run_migrations()
 
 
-def options(names: Names) -> dict[str, Any]:
+def options(names: Names, topology: Topology) -> dict[str, Any]:
     """What Alembic compares, and where it keeps the revision."""
 
     def include_name(name: str | None, kind: str, parents: Mapping[str, str | None]) -> bool:
@@ -72,6 +81,9 @@ def options(names: Names) -> dict[str, Any]:
 
     return {
         "names": names,
+        "topology": topology,
+        "on_cluster": on_cluster(topology),
+        "replacing": partial(replacing_engine, topology, names),
         "version_table": names.version_table,
         "version_table_schema": names.schema,
         "target_metadata": build(names).metadata,
@@ -83,7 +95,7 @@ def options(names: Names) -> dict[str, Any]:
 
 
 if "engine" in context.config.attributes:
-    run_online(context.config.attributes["engine"], context.config.attributes["names"])
+    run_online(*(context.config.attributes[name] for name in ("engine", "names", "topology")))
 else:
     try:
         run_command()

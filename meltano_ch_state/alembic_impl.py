@@ -24,8 +24,8 @@ from sqlalchemy.types import NullType, UserDefinedType
 from meltano_ch_state.errors import SchemaError
 from meltano_ch_state.models import MICROSECONDS
 from meltano_ch_state.repositories.base import code_of
-from meltano_ch_state.repositories.schema import create_database, database_ddl, foreign_tables
-from meltano_ch_state.settings import Names
+from meltano_ch_state.repositories.schema import create_database, database_ddl, foreign_tables, replica_of
+from meltano_ch_state.settings import Names, Topology
 
 _ALREADY_EXISTS = {57, 82}  # TABLE_ALREADY_EXISTS, DATABASE_ALREADY_EXISTS
 
@@ -38,6 +38,9 @@ class ClickHouseImpl(DefaultImpl):
 
     def version_table_impl(self, *, version_table: str, version_table_schema: str | None, **options: Any) -> Table:
         """The table that holds the schema's revision."""
+        names: Names = self.context_opts["names"]
+        topology: Topology = self.context_opts.get("topology", Topology())
+        replacing: dict[str, Any] = {"version": "position", "order_by": ("singleton",)}
         return VersionTable(
             version_table,
             MetaData(),
@@ -45,9 +48,12 @@ class ClickHouseImpl(DefaultImpl):
             Column("version_num", types.String, nullable=False),
             Column("position", types.UInt32, nullable=False),
             Column("applied_at", types.DateTime64(MICROSECONDS), nullable=False),
-            engines.ReplacingMergeTree(version="position", order_by=("singleton",)),
+            engines.ReplicatedReplacingMergeTree(*replica_of(names, version_table), **replacing)
+            if topology.is_replicated
+            else engines.ReplacingMergeTree(**replacing),
             schema=version_table_schema,
-            info={"names": self.context_opts.get("names")},
+            info={"names": names, "topology": topology},
+            clickhouse_cluster=topology.cluster or None,
         )
 
     def compare_type(self, inspector_column: Column[Any], metadata_column: Column[Any]) -> bool:
@@ -107,12 +113,13 @@ class VersionTable(Table):
             SchemaError: If the tables of another program have the names of ours.
         """
         names: Names = self.info["names"]
+        topology: Topology = self.info["topology"]
         with lost_races_forgiven():
             if isinstance(bind, Connection):
                 _refuse_foreign_tables(bind, names)
-                create_database(bind, names.schema)
+                create_database(bind, names.schema, topology)
             else:  # --sql
-                bind.execute(database_ddl(names.schema))
+                bind.execute(database_ddl(names.schema, topology))
         with lost_races_forgiven():
             bind.execute(CreateTable(self, if_not_exists=True))
 

@@ -8,11 +8,14 @@ may dispose of it without knowing of the others.
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Dialect, Engine, NullPool, create_engine, event
+from urllib3 import Timeout
 
 from meltano_ch_state import embedded
 from meltano_ch_state.settings import Settings
@@ -20,8 +23,10 @@ from meltano_ch_state.settings import Settings
 DRIVER = "clickhouse+connect"
 CONNECT_TIMEOUT_SECONDS = 10
 """How long to wait for TCP and TLS, in seconds. Nothing has been sent yet, so a wrong address shows soon."""
+WAKE_UP_TIMEOUT_SECONDS = 180
+"""How long to wait for the first answer, in seconds: an idle ClickHouse Cloud service takes 30 and more to wake up."""
 ANSWER_TIMEOUT_SECONDS = 60
-"""How long to wait for an answer, in seconds: an idle ClickHouse Cloud service takes 20 to 30 to wake up."""
+"""How long to wait for every later answer, in seconds."""
 DEFAULT_DATABASE = "default"
 UNKNOWN_DATABASE = 81
 """The server's error code for a database that does not exist."""
@@ -71,18 +76,36 @@ def _server_engine(url: URL) -> Engine:
         hide_parameters=True,
         connect_args={
             "connect_timeout": CONNECT_TIMEOUT_SECONDS,
-            "send_receive_timeout": ANSWER_TIMEOUT_SECONDS,
             # Sockets of its own, closed with the client. Else they are the whole process's, and stay open.
             "dedicated_pool": True,
             # The client repeats a request whose answer got lost; the server refuses an ID that still runs (code 216).
             "autogenerate_query_id": False,
         },
     )
-    event.listen(engine, "do_connect", _connect)
+    event.listen(engine, "do_connect", _Connector())
+    if url.query.get("verify") == "false":  # whoever asked for it need not be warned of it
+        warnings.filterwarnings(
+            "ignore", f"Unverified HTTPS request is being made to host '{re.escape(url.host or '')}'"
+        )
     return engine
 
 
-def _connect(dialect: Dialect, _record: object, args: list[Any], options: dict[str, Any]) -> Any:
+class _Connector:
+    """Connects to one server. It is patient until that has answered once: an idle service has to wake up."""
+
+    def __init__(self) -> None:
+        self._awake = False
+
+    def __call__(self, dialect: Dialect, _record: object, args: list[Any], options: dict[str, Any]) -> Any:
+        """Connect; connecting asks the server for its version and settings."""
+        patience = ANSWER_TIMEOUT_SECONDS if self._awake else WAKE_UP_TIMEOUT_SECONDS
+        connection = _connect(dialect, args, {**options, "send_receive_timeout": patience})
+        connection.client.timeout = Timeout(connect=CONNECT_TIMEOUT_SECONDS, read=ANSWER_TIMEOUT_SECONDS)
+        self._awake = True
+        return connection
+
+
+def _connect(dialect: Dialect, args: list[Any], options: dict[str, Any]) -> Any:
     """Connect to the default database when the named one is missing: only the migration creates databases."""
     try:
         return dialect.connect(*args, **options)

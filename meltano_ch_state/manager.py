@@ -62,7 +62,8 @@ class ClickhouseStateStoreManager(StateStoreManager):
         engine = engine_for(settings)
         locks = LockRepository(engine, settings.schema, settings.table, options=LockOptions.of(settings))
         states = StateRepository(engine, settings.schema, settings.table)
-        return StateStore(states, locks.locker, Schema(engine, settings.names, settings.auto_upgrade))
+        schema = Schema(engine, settings.names, settings.auto_upgrade, settings.topology)
+        return StateStore(states, locks.locker, schema)
 
     def set(self, state: MeltanoState) -> None:
         """Replace a state, under its lock."""
@@ -103,7 +104,7 @@ class ClickhouseStateStoreManager(StateStoreManager):
     def migrate(self) -> None:
         """Create or upgrade the tables; `meltano upgrade` calls it."""
         with meltano_errors():
-            upgrade(engine_for(self.settings), self.settings.names)
+            upgrade(engine_for(self.settings), self.settings.names, topology=self.settings.topology)
 
     def close(self) -> None:
         """Let go of the connection; the next call would connect again."""

@@ -15,10 +15,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meltano_ch_state.errors import SchemaMissingError, SchemaTooNewError
-from meltano_ch_state.repositories.base import UPGRADE_COMMAND
+from meltano_ch_state.errors import SchemaError, SchemaMissingError, SchemaTooNewError
+from meltano_ch_state.repositories.base import UPGRADE_COMMAND, forget_engines_of_tables
 from meltano_ch_state.repositories.schema import SchemaRepository
-from meltano_ch_state.settings import Names
+from meltano_ch_state.settings import Names, Topology
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -28,23 +28,32 @@ HEAD = "0001"
 """The newest revision that this package knows. Revisions are numbers of four digits, one after the other."""
 
 _DEFAULT_NAMES = Names()
+_DEFAULT_TOPOLOGY = Topology()
 _one_at_a_time = threading.Lock()
 
 
 class Schema:
     """The schema in the database, against the one that this package needs."""
 
-    def __init__(self, engine: Engine, names: Names = _DEFAULT_NAMES, auto_upgrade: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        names: Names = _DEFAULT_NAMES,
+        auto_upgrade: bool = True,
+        topology: Topology = _DEFAULT_TOPOLOGY,
+    ) -> None:
         """Bind a schema; nothing is sent yet.
 
         Args:
             engine: An SQLAlchemy engine for ClickHouse.
             names: The tables' names.
             auto_upgrade: Whether `make_writable` may create and change tables.
+            topology: On which servers the tables are made.
         """
         self._engine = engine
         self._names = names
         self._auto_upgrade = auto_upgrade
+        self._topology = topology
         self._repository = SchemaRepository(engine, names)
 
     def readable(self) -> bool:
@@ -61,19 +70,44 @@ class Schema:
         return revision is not None
 
     def make_writable(self) -> None:
-        """Create or upgrade the tables if they need it. One statement when they do not.
+        """Create or upgrade the tables if they need it. Three statements when they do not.
 
         Raises:
             SchemaMissingError: If they need it and `auto_upgrade` is off.
             SchemaTooNewError: If a later version of this package made the schema.
-            SchemaError: If another program's tables are in the way.
+            SchemaError: If another program's tables are in the way, or the tables are plain ones in a cluster.
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
         revision = self._revision()
         if revision != HEAD and self._auto_upgrade:
-            upgrade(self._engine, self._names)
+            upgrade(self._engine, self._names, topology=self._topology)
         else:
             self._require_head(revision)
+            if self._topology.replicated is not False and self._repository.has_plain_tables():
+                self._refuse_a_cluster()
+
+    def fitting_topology(self) -> Topology:
+        """On which servers to make the tables, when this server has its say: ClickHouse Cloud sees to that by itself.
+
+        Raises:
+            SchemaError: If they would be plain ones on one server of a cluster.
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        if self._repository.is_cloud():
+            return Topology()
+        if not self._topology.is_replicated and self._topology.replicated is None:
+            self._refuse_a_cluster()
+        return self._topology
+
+    def _refuse_a_cluster(self) -> None:
+        """Refuse plain tables where a client may reach another server next: it would not see their rows."""
+        if clusters := self._repository.clusters():
+            raise SchemaError(
+                f"This server is one of cluster {clusters[0]}, whose other servers would not see the rows of the plain"
+                f" tables in schema {self._names.schema}",
+                f"Set state_backend.clickhouse.cluster to {clusters[0]} and use a new schema; or, if the host always is"
+                " this one server, set state_backend.clickhouse.replicated to false",
+            )
 
     def _require_head(self, revision: str | None) -> None:
         if revision != HEAD:
@@ -93,37 +127,51 @@ class Schema:
         return revision
 
 
-def upgrade(engine: Engine, names: Names = _DEFAULT_NAMES, revision: str = "head") -> None:
+def upgrade(
+    engine: Engine,
+    names: Names = _DEFAULT_NAMES,
+    revision: str = "head",
+    topology: Topology = _DEFAULT_TOPOLOGY,
+) -> None:
     """Create or upgrade the tables. Any number of processes may do so at once, and again after a crash.
 
     Args:
         engine: An SQLAlchemy engine for ClickHouse.
         names: The tables' names.
         revision: Where to stop: `head`, or a revision such as `0001`.
+        topology: On which servers the tables are made.
 
     Raises:
         SchemaTooNewError: If a later version of this package made the schema.
-        SchemaError: If another program's tables are in the way.
+        SchemaError: If another program's tables are in the way, or the tables would be plain ones in a cluster.
         PermissionDeniedError: If the user lacks a GRANT; the message names it.
         ServerError: In another of its kinds, when the server does not answer or refuses.
     """
-    _run("upgrade", engine, names, revision)
+    _run("upgrade", alembic_config(engine, names, topology), revision)
+    forget_engines_of_tables(engine)
 
 
-def downgrade(engine: Engine, names: Names = _DEFAULT_NAMES, revision: str = "base") -> None:
+def downgrade(
+    engine: Engine,
+    names: Names = _DEFAULT_NAMES,
+    revision: str = "base",
+    topology: Topology = _DEFAULT_TOPOLOGY,
+) -> None:
     """Take the schema back, with the data; `base` drops the tables. For maintenance, when nobody else is at work.
 
     Args:
         engine: An SQLAlchemy engine for ClickHouse.
         names: The tables' names.
         revision: Where to stop: `base`, or a revision such as `0001`.
+        topology: On which servers the tables are.
 
     Raises:
         SchemaTooNewError: If a later version of this package made the schema.
         PermissionDeniedError: If the user lacks a GRANT; the message names it.
         ServerError: In another of its kinds, when the server does not answer or refuses.
     """
-    _run("downgrade", engine, names, revision)
+    _run("downgrade", alembic_config(engine, names, topology), revision)
+    forget_engines_of_tables(engine)
 
 
 def config_file() -> Path:
@@ -133,21 +181,21 @@ def config_file() -> Path:
     return folder / "alembic.ini"
 
 
-def alembic_config(engine: Engine, names: Names = _DEFAULT_NAMES) -> Config:
+def alembic_config(engine: Engine, names: Names = _DEFAULT_NAMES, topology: Topology = _DEFAULT_TOPOLOGY) -> Config:
     """Alembic's configuration for an engine, for other commands: `alembic.command.check(alembic_config(engine))`."""
     from alembic.config import Config  # noqa: PLC0415 - dear, and seldom needed
 
-    config = Config(attributes={"engine": engine, "names": names})
+    config = Config(attributes={"engine": engine, "names": names, "topology": topology})
     folder = str(config_file().with_name("alembic"))
     config.set_main_option("script_location", folder.replace("%", "%%"))
     return config
 
 
-def _run(command: str, engine: Engine, names: Names, revision: str) -> None:
+def _run(command: str, config: Config, revision: str) -> None:
     from alembic import command as commands  # noqa: PLC0415 - dear, and seldom needed
 
     with _one_at_a_time:  # `alembic.op` and `alembic.context` are one per process
-        getattr(commands, command)(alembic_config(engine, names), revision)
+        getattr(commands, command)(config, revision)
 
 
 def main() -> None:

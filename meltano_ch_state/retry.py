@@ -35,8 +35,9 @@ def retried(engine: Engine, send: Callable[[], T]) -> T:
     Raises:
         ServerError: Whatever it failed with at last.
     """
+    transient = (ServerBusyError, ServerUnreachableError) if engine in _answered else (ServerBusyError,)
     try:
-        answer = _retrying(RETRY_SECONDS)(send) if engine in _answered else send()
+        answer = _retrying(transient)(send)
     except (ServerBusyError, ServerUnreachableError):
         _answered.discard(engine)  # it is down: what follows, such as a release, need not wait for it once more
         raise
@@ -44,10 +45,10 @@ def retried(engine: Engine, send: Callable[[], T]) -> T:
     return answer
 
 
-def _retrying(seconds: float) -> Retrying:
+def _retrying(transient: tuple[type[Exception], ...]) -> Retrying:
     return Retrying(
-        retry=retry_if_exception_type((ServerBusyError, ServerUnreachableError)),
-        stop=stop_after_delay(seconds),
+        retry=retry_if_exception_type(transient),
+        stop=stop_after_delay(RETRY_SECONDS),
         wait=wait_random_exponential(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS),
         before_sleep=_tell,
         reraise=True,

@@ -34,6 +34,7 @@ MAX_LEASE_SECONDS = 86_399.0
 MAX_PORT = 65_535
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+_CLUSTER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}|\{[A-Za-z0-9_]{1,98}\}")
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -68,6 +69,25 @@ class Names:
     def version_table(self) -> str:
         """The name of the table in which Alembic keeps the schema's revision."""
         return f"{self.table}_alembic"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """On which servers the tables are made.
+
+    Attributes:
+        cluster: The cluster whose servers all get them; empty for the one that is asked.
+        replicated: Whether these servers share their rows; None: as there is a cluster. False is also somebody's word
+            that one fixed server of a cluster is meant.
+    """
+
+    cluster: str = ""
+    replicated: bool | None = None
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether the tables get Replicated engines."""
+        return bool(self.cluster) if self.replicated is None else self.replicated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +128,20 @@ class Settings:
     """The longest pause between two looks at somebody else's lock, in seconds."""
     auto_upgrade: bool = True
     """Whether the first write creates or upgrades the tables."""
+    cluster: str = ""
+    """The cluster on which the migration makes the tables; empty for one server. Only with `clickhouse`."""
+    replicated: bool | None = None
+    """Whether the migration makes Replicated tables; None: with `cluster`. Only with `clickhouse`."""
 
     @property
     def names(self) -> Names:
         """The tables' names."""
         return Names(self.schema, self.table)
+
+    @property
+    def topology(self) -> Topology:
+        """On which servers the tables are made."""
+        return Topology(self.cluster, self.replicated)
 
     @property
     def address(self) -> str:
@@ -141,6 +170,11 @@ def resolve(uri: str | None = None, **given: object) -> Settings:
         raise MissingSettingError(
             f"Setting {_label(scheme, 'host')} is missing",
             "Set it, or write the host into state_backend.uri: clickhouse://user@host:8123",
+        )
+    if parsed.get("cluster") and parsed.get("replicated") is False:
+        raise ConfigurationError(
+            f"Setting {_label(scheme, 'replicated')} is false, but there is a cluster: its servers would share no rows",
+            f"Leave it out, or leave out {_label(scheme, 'cluster')}",
         )
     if parsed.get("secure"):
         parsed.setdefault("port", HTTPS_PORT)
@@ -267,6 +301,13 @@ def _text(label: str, value: object) -> str:
     return text
 
 
+def _cluster(label: str, value: object) -> str:
+    text = str(value)
+    if text and not _CLUSTER_NAME.fullmatch(text):
+        raise _invalid(label, text, "Use up to 100 letters, digits, '_', '-' and '.', or a macro such as {cluster}")
+    return text
+
+
 def _secret(label: str, value: object) -> str:
     return str(value)
 
@@ -316,9 +357,11 @@ _PARSERS: dict[str, Callable[[str, object], object]] = {
     "lock_acquire_timeout_seconds": _seconds(0),
     "lock_retry_seconds": _seconds(0),
     "auto_upgrade": _boolean,
+    "cluster": _cluster,
+    "replicated": _boolean,
 }
 
-_ONLY_SERVER = {"host", "port", "database", "user", "password", "secure", "verify", "ca_cert"}
+_ONLY_SERVER = {"host", "port", "database", "user", "password", "secure", "verify", "ca_cert", "cluster", "replicated"}
 SETTING_NAMES: dict[str, tuple[str, ...]] = {
     "clickhouse": tuple(f.name for f in fields(Settings) if f.name not in {"scheme", "path"}),
     "chdb": tuple(f.name for f in fields(Settings) if f.name not in {"scheme", "path", *_ONLY_SERVER}),

@@ -10,20 +10,20 @@ depends_on = None
 
 def upgrade() -> None:
     """Create both tables. Each statement may run again after a crash."""
-    names = op.get_context().opts["names"]
+    names, on_cluster, replacing = (op.get_context().opts[name] for name in ("names", "on_cluster", "replacing"))
     op.execute(
-        f"""CREATE TABLE IF NOT EXISTS `{names.schema}`.`{names.table}` (
+        f"""CREATE TABLE IF NOT EXISTS `{names.schema}`.`{names.table}`{on_cluster} (
     state_id String,
     partial_state Nullable(String),
     completed_state Nullable(String),
     updated_at DateTime64(6),
     is_deleted UInt8 DEFAULT 0
-) ENGINE = ReplacingMergeTree(updated_at)
+) ENGINE = {replacing(names.table, "updated_at")}
 ORDER BY state_id
 SETTINGS index_granularity = 256"""
     )
     op.execute(
-        f"""CREATE TABLE IF NOT EXISTS `{names.schema}`.`{names.lock_table}` (
+        f"""CREATE TABLE IF NOT EXISTS `{names.schema}`.`{names.lock_table}`{on_cluster} (
     state_id String,
     lock_id String,
     released UInt8,
@@ -37,7 +37,7 @@ SETTINGS index_granularity = 256"""
     process String,
     operation String,
     version String
-) ENGINE = ReplacingMergeTree(locked_at)
+) ENGINE = {replacing(names.lock_table, "locked_at")}
 ORDER BY (state_id, lock_id, released, token)
 TTL toDateTime(locked_at) + toIntervalDay(7)
 SETTINGS index_granularity = 256"""
@@ -46,6 +46,7 @@ SETTINGS index_granularity = 256"""
 
 def downgrade() -> None:
     """Drop both tables, with what they hold."""
-    names = op.get_context().opts["names"]
-    op.execute(f"DROP TABLE IF EXISTS `{names.schema}`.`{names.lock_table}`")
-    op.execute(f"DROP TABLE IF EXISTS `{names.schema}`.`{names.table}`")
+    names, on_cluster = (op.get_context().opts[name] for name in ("names", "on_cluster"))
+    # SYNC, or a Replicated table that is made again soon finds its place in Keeper still taken
+    op.execute(f"DROP TABLE IF EXISTS `{names.schema}`.`{names.lock_table}`{on_cluster} SYNC")
+    op.execute(f"DROP TABLE IF EXISTS `{names.schema}`.`{names.table}`{on_cluster} SYNC")

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from clickhouse_sqlalchemy.sql.selectable import Select
-from sqlalchemy import Engine, Executable, Row, Table, insert
+from sqlalchemy import Engine, Executable, Row, Table, insert, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from meltano_ch_state.consistency import Consistency, consistency_of
 from meltano_ch_state.errors import (
     AuthenticationError,
     PermissionDeniedError,
@@ -20,6 +23,7 @@ from meltano_ch_state.errors import (
     ServerUnreachableError,
 )
 from meltano_ch_state.retry import retried
+from meltano_ch_state.settings import Names
 
 UNKNOWN_TABLE = 60
 UNKNOWN_DATABASE = 81
@@ -48,9 +52,7 @@ _BUSY_CODES = {
     999,  # KEEPER_EXCEPTION
 }
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
-_WRITE_SETTINGS = {"async_insert": 0}
-"""A buffered insert is not there yet when its answer comes; the buffer is on by default since ClickHouse 26.3."""
-_ONE_ROW_SETTINGS = _WRITE_SETTINGS | {"input_format_parallel_parsing": 0, "max_threads": 1}
+_ONE_ROW_SETTINGS = {"input_format_parallel_parsing": 0, "max_threads": 1}
 """Threads cost one row more than they save: 3.2 ms with them, 2.7 ms without, on two cores."""
 _GRANT = re.compile(r"necessary to have the grant (.+?)\.(?: \(|$)")
 UPGRADE_COMMAND = "python -m meltano_ch_state.migrate upgrade head"
@@ -88,15 +90,18 @@ class Repository:
         """
         return retried(self.engine, lambda: self._fetch(statement, parameters or {}, self._options(settings)))
 
-    def insert(self, table: Table, rows: Iterable[Mapping[str, object]]) -> None:
+    def insert(
+        self, table: Table, rows: Iterable[Mapping[str, object]], settings: Mapping[str, object] | None = None
+    ) -> None:
         """Insert rows as data, all in one statement that is done when this returns.
 
         Raises:
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
         values = list(rows)
-        settings = _ONE_ROW_SETTINGS if len(values) == 1 else _WRITE_SETTINGS
-        retried(self.engine, lambda: self._send(insert(table), values, self._options(settings)))
+        few = _ONE_ROW_SETTINGS if len(values) == 1 else {}
+        options = self._options({**_write_settings(), **few, **(settings or {})})
+        retried(self.engine, lambda: self._send(insert(table), values, options))
 
     def _fetch(self, statement: Executable, parameters: Mapping[str, object], options: Any) -> Sequence[Row[Any]]:
         with server_errors(self.engine), self.engine.connect() as connection:
@@ -109,6 +114,69 @@ class Repository:
     def _options(self, settings: Mapping[str, object] | None) -> dict[str, Any]:
         # the driver `http` of clickhouse-sqlalchemy puts settings behind VALUES: Code 27
         return {"settings": settings} if settings and self.engine.driver != "http" else {}
+
+
+class TableRepository(Repository):
+    """One of our tables, written and read with what its engine needs to be consistent."""
+
+    def __init__(self, engine: Engine, table: Table, names: Names) -> None:
+        super().__init__(engine)
+        self._table = table
+        self._names = names
+
+    @property
+    def consistency(self) -> Consistency:
+        """What the tables' engine needs. The server is asked once there is a table, and then never again."""
+        known = _consistencies.setdefault(self.engine, {})
+        if self._names not in known:
+            found = self.select(_ENGINE, {"schema": self._names.schema, "table": self._names.table})
+            name, readonly = found[0] if found else ("", 0)
+            consistency = consistency_of(name, may_set=int(readonly) != 1 and self.engine.driver != "http")
+            if not found:
+                return consistency
+            known[self._names] = consistency
+        return known[self._names]
+
+    def point_read(
+        self,
+        statement: Executable,
+        parameters: Mapping[str, object] | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> Sequence[Row[Any]]:
+        """Read locks, or one state: what was written before is seen.
+
+        Raises:
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        return self.select(statement, parameters, {**self.consistency.reads, **(settings or {})})
+
+    def write(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Insert rows that every later point read sees.
+
+        Raises:
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        self.insert(self._table, rows, self.consistency.writes)
+
+
+_consistencies: WeakKeyDictionary[Engine, dict[Names, Consistency]] = WeakKeyDictionary()
+"""Both tables of a set of names have one kind of engine: migrations make them together."""
+_ENGINE = text("SELECT engine, getSetting('readonly') FROM system.tables WHERE database = :schema AND name = :table")
+
+
+def forget_engines_of_tables(engine: Engine) -> None:
+    """Ask anew what the tables need: they may have been made anew."""
+    _consistencies.pop(engine, None)
+
+
+def _write_settings() -> dict[str, object]:
+    """What every insert sends along.
+
+    A buffered insert is not there yet when its answer comes; the buffer is on by default since ClickHouse 26.3. And
+    Replicated tables swallow a block identical to an earlier one unless it has a token of its own; `insert_deduplicate`
+    is overruled by the default of `deduplicate_insert` since 26, which earlier versions do not know.
+    """
+    return {"async_insert": 0, "insert_deduplication_token": uuid4().hex}
 
 
 @contextmanager
@@ -147,11 +215,22 @@ def translate(error: DBAPIError, address: str) -> ServerError | SchemaMissingErr
         return _denied(error, address)  # without a code: clickhouse-connect itself refuses settings to a readonly user
     if code is None:
         return ServerUnreachableError(
-            f"No answer from ClickHouse at {address}: {_root_cause(error)}",
-            "Check state_backend.clickhouse.host, port and secure, and that the server runs",
+            f"No answer from ClickHouse at {address}: {(cause := _root_cause(error))}",
+            next((remedy for sign, remedy in _REMEDIES.items() if sign in cause), _USUAL_REMEDY),
         )
     kind = ServerBusyError if code in _BUSY_CODES else ServerError
     return kind(f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}")
+
+
+_USUAL_REMEDY = "Check state_backend.clickhouse.host, port and secure, and that the server runs"
+_UNKNOWN_CA = "Set state_backend.clickhouse.ca_cert to a PEM file with the authority that signed its certificate"
+_REMEDIES = {
+    "issuer certificate": _UNKNOWN_CA,
+    "self-signed certificate": _UNKNOWN_CA,
+    "NO_CERTIFICATE_OR_CRL_FOUND": _UNKNOWN_CA,
+    "certificate is not valid for": "Set state_backend.clickhouse.host to a name that its certificate is for",
+}
+"""What to do about a certificate, by what OpenSSL says of it."""
 
 
 def _denied(error: DBAPIError, address: str) -> PermissionDeniedError:

@@ -25,8 +25,8 @@ from meltano_ch_state.locker import Locker, LockOptions
 from meltano_ch_state.models import MICROSECONDS, build
 from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import LiveLock, LockRow, StateRow, View, make_view, tombstone_of
-from meltano_ch_state.repositories.base import Repository, select_final
-from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, LOCK_SETTLE_SECONDS, Names
+from meltano_ch_state.repositories.base import TableRepository, select_final
+from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
 from meltano_ch_state.waiting import Clock
 
 IDS_TEXT_BYTES = 50_000
@@ -37,11 +37,9 @@ STATE_BYTES = 65_536
 it costs less than another request."""
 _POINT_READ = {"max_threads": 1}
 """Threads cost a point read more than they save: 8.9 ms with them, 6.9 ms without, on two cores."""
-LINEARIZABLE_ENGINES = {"ReplacingMergeTree"}
-"""On one server an insert that was answered is seen by every later read; replicas need time, or a quorum."""
 
 
-class LockRepository(Repository):
+class LockRepository(TableRepository):
     """The lock table of one set of names, and the locks that it gives out.
 
     Example:
@@ -67,15 +65,14 @@ class LockRepository(Repository):
             options: The lock's durations.
             clock: Time and chance, for tests.
         """
-        super().__init__(engine)
-        models = build(Names(schema, table))
-        self._table = models.state_lock
+        names = Names(schema, table)
+        models = build(names)
+        super().__init__(engine, models.state_lock, names)
         state = models.state.c
         self._views = _views_statement(models.state_lock.c, _state_rows(state, _NO_CONTENTS))
         self._view = _views_statement(models.state_lock.c, _state_rows(state, _contents(state)))
         self._own = _own_statement(models.state_lock.c)
         self._live = _live_statement(models.state_lock.c)
-        self._settle_seconds: float | None = None
         self.locker = Locker(_Rows(self), options, clock)
 
     def acquire(self, state_id: str, operation: str = "lock", **limits: float | None) -> AbstractContextManager[Lock]:
@@ -93,21 +90,21 @@ class LockRepository(Repository):
         known = [row for row in rows if row.born is not None]
         for part in (drawn, known):
             if part:
-                self.insert(self._table, [_values(row) for row in part])
+                self.write([_values(row) for row in part])
 
     def read_views(self, state_ids: Collection[str]) -> dict[str, View]:
         """The live locks and the greatest token of each state ID; of a single one also its state."""
         statement = self._view if len(state_ids) == 1 else self._views
         rows: list[Row[Any]] = []
         for part in _parts(state_ids):
-            rows.extend(self.select(statement, {"ids": part}, _POINT_READ))
+            rows.extend(self.point_read(statement, {"ids": part}, _POINT_READ))
         return _make_views(state_ids, rows)
 
     def read_alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> set[tuple[str, str]]:
         """Those (state_id, lock_id) that have a row and no tombstone."""
         found: dict[tuple[str, str], bool] = {}
         for part in _parts(state_ids):
-            for *key, released in self.select(self._own, {"ids": part, "lock_ids": list(lock_ids)}, _POINT_READ):
+            for *key, released in self.point_read(self._own, {"ids": part, "lock_ids": list(lock_ids)}, _POINT_READ):
                 found[key[0], key[1]] = found.get((key[0], key[1]), True) and not released
         return {key for key, alive in found.items() if alive}
 
@@ -135,12 +132,8 @@ class LockRepository(Repository):
         return int(self.select(select(_NOW))[0][0])
 
     def settle_seconds(self) -> float:
-        """0 where an answered insert is seen by every later read, else `LOCK_SETTLE_SECONDS`. Asked once."""
-        if self._settle_seconds is None:
-            engine = self.select(_ENGINE, {"schema": self._table.schema, "table": self._table.name})
-            linearizable = bool(engine) and engine[0][0] in LINEARIZABLE_ENGINES
-            self._settle_seconds = 0.0 if linearizable else LOCK_SETTLE_SECONDS
-        return self._settle_seconds
+        """0 where an answered insert is seen by every later read, else `LOCK_SETTLE_SECONDS`."""
+        return self.consistency.settle_seconds
 
 
 class _Rows:
@@ -165,7 +158,6 @@ class _Rows:
         return self._repository.settle_seconds()
 
 
-_ENGINE = text("SELECT engine FROM system.tables WHERE database = :schema AND name = :table")
 _NOW = func.toUnixTimestamp64Micro(func.now64(MICROSECONDS))
 
 

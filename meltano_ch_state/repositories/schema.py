@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Engine, String, TextClause, column, table, text
 
-from meltano_ch_state.errors import SchemaMissingError
+from meltano_ch_state.consistency import PLAIN_ENGINE
+from meltano_ch_state.errors import PermissionDeniedError, SchemaMissingError
 from meltano_ch_state.repositories.base import Repository, select_final
-from meltano_ch_state.settings import Names
+from meltano_ch_state.settings import Names, Topology
 
 
 class SchemaRepository(Repository):
@@ -15,6 +16,7 @@ class SchemaRepository(Repository):
     def __init__(self, engine: Engine, names: Names) -> None:
         """Bind the version table of a set of names; nothing is sent yet."""
         super().__init__(engine)
+        self._names = names
         version_num = column("version_num", String)
         self._revision = select_final(version_num).select_from(
             table(names.version_table, version_num, schema=names.schema)
@@ -32,16 +34,57 @@ class SchemaRepository(Repository):
             return None
         return str(found[0][0]) if found else None
 
+    def is_cloud(self) -> bool:
+        """Whether this is ClickHouse Cloud, which replicates every table by itself and knows no clusters."""
+        return [row[0] for row in self.select(_CLOUD_MODE)] in (["1"], ["true"])
 
-def create_database(connection: Connection, schema: str) -> None:
-    """Create the tables' database unless it is there: `IF NOT EXISTS` alone demands CREATE DATABASE even then."""
-    if not connection.execute(_DATABASE, {"schema": schema}).scalar():
-        connection.execute(database_ddl(schema))
+    def has_plain_tables(self) -> bool:
+        """Whether the state table is there, and its rows stay on the server that got them."""
+        found = self.select(_ENGINE, {"schema": self._names.schema, "table": self._names.table})
+        return bool(found) and str(found[0][0]) == PLAIN_ENGINE
+
+    def clusters(self) -> list[str]:
+        """The clusters in which the server has neighbours, sorted; none where the user may not know."""
+        try:
+            return [str(row[0]) for row in self.select(_CLUSTERS)]
+        except PermissionDeniedError:
+            return []
 
 
-def database_ddl(schema: str) -> TextClause:
+def create_database(connection: Connection, schema: str, topology: Topology) -> None:
+    """Create the tables' database unless it is there: `IF NOT EXISTS` alone demands CREATE DATABASE even then.
+
+    Whether it is on all servers of a cluster one of them does not know.
+    """
+    if topology.cluster or not connection.execute(_DATABASE, {"schema": schema}).scalar():
+        connection.execute(database_ddl(schema, topology))
+
+
+def database_ddl(schema: str, topology: Topology) -> TextClause:
     """The statement that creates the tables' database."""
-    return text(f"CREATE DATABASE IF NOT EXISTS `{schema}`")
+    return text(f"CREATE DATABASE IF NOT EXISTS `{schema}`{on_cluster(topology)}")
+
+
+def on_cluster(topology: Topology) -> str:
+    """The clause of a DDL statement that has all servers of the cluster run it; empty without one."""
+    return f" ON CLUSTER `{topology.cluster}`" if topology.cluster else ""
+
+
+def replacing_engine(topology: Topology, names: Names, table: str, version: str) -> str:
+    """The ENGINE of a table: of two rows with the same key the one with the greater version stays."""
+    if topology.is_replicated:
+        path, replica = (f"'{argument}'" for argument in replica_of(names, table))
+        return f"ReplicatedReplacingMergeTree({path}, {replica}, {version})"
+    return f"{PLAIN_ENGINE}({version})"
+
+
+def replica_of(names: Names, table: str) -> tuple[str, str]:
+    """A Replicated table's path in Keeper and its replica's name there.
+
+    The path is without `{shard}`, so that all servers of a cluster, whatever their shard, share one set of rows. It is
+    without `{uuid}`, so that a server that joins later finds the others.
+    """
+    return f"/clickhouse/tables/meltano_ch_state/{names.schema}/{table}", "{shard}-{replica}"
 
 
 def foreign_tables(connection: Connection, names: Names) -> list[str]:
@@ -51,6 +94,13 @@ def foreign_tables(connection: Connection, names: Names) -> list[str]:
 
 
 _DATABASE = text("SELECT count() FROM system.databases WHERE name = :schema")
+_ENGINE = text("SELECT engine FROM system.tables WHERE database = :schema AND name = :table")
+_CLOUD_MODE = text("SELECT value FROM system.settings WHERE name = 'cloud_mode'")
+# The examples of clusters that ClickHouse was installed with consist of loopback addresses only.
+_CLUSTERS = text(
+    "SELECT cluster FROM system.clusters GROUP BY cluster HAVING max(is_local) AND countIf(NOT is_local"
+    " AND NOT startsWith(host_address, '127.') AND host_address != '::1') > 0 ORDER BY cluster"
+)
 # No revision drops these two columns, and no other known state backend has them.
 _FOREIGN = text(
     "SELECT table FROM system.columns WHERE database = :schema AND table IN (:state, :lock) GROUP BY table"

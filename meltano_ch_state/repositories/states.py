@@ -11,7 +11,7 @@ from sqlalchemy import Engine, Row, func
 from meltano_ch_state.globs import literal_prefix, matcher
 from meltano_ch_state.models import build
 from meltano_ch_state.protocol import StateRow
-from meltano_ch_state.repositories.base import Repository, select_final
+from meltano_ch_state.repositories.base import TableRepository, select_final
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
 
 PAGE_ROWS = 100
@@ -22,7 +22,7 @@ PAGE_BYTES = 16_000_000
 """A stream holds about this many bytes of states at a time."""
 
 
-class StateRepository(Repository):
+class StateRepository(TableRepository):
     """The state table of one set of names. Writing needs a version from the state's lock; `StateStore` has both."""
 
     def __init__(self, engine: Engine, schema: str = DEFAULT_SCHEMA, table: str = DEFAULT_TABLE) -> None:
@@ -33,8 +33,8 @@ class StateRepository(Repository):
             schema: The ClickHouse database of the tables.
             table: The state table.
         """
-        super().__init__(engine)
-        self._table = build(Names(schema, table)).state
+        names = Names(schema, table)
+        super().__init__(engine, build(names).state, names)
         columns = self._table.c
         self._rows = select_final(
             columns.state_id,
@@ -45,7 +45,7 @@ class StateRepository(Repository):
 
     def get(self, state_id: str) -> StateRow | None:
         """The state's newest version; None when there is none, or it was cleared."""
-        found = self.select(self._rows.where(self._table.c.state_id == state_id))
+        found = self.point_read(self._rows.where(self._table.c.state_id == state_id))
         return _row(found[0]) if found else None
 
     def ids(self, pattern: str | None = None) -> list[str]:
@@ -73,7 +73,7 @@ class StateRepository(Repository):
 
     def insert_versions(self, rows: Iterable[StateRow]) -> None:
         """Insert versions, all in one statement."""
-        self.insert(self._table, [asdict(row) | {"is_deleted": int(row.is_deleted)} for row in rows])
+        self.write([asdict(row) | {"is_deleted": int(row.is_deleted)} for row in rows])
 
     def _page(self, statement: Any, limit: int) -> list[StateRow]:
         return [_row(row) for row in self.select(statement.limit(limit))]

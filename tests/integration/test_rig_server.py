@@ -16,6 +16,7 @@ from tests.rig.binary import find_program
 from tests.rig.config import write_config
 from tests.rig.endpoint import Endpoint, RefusedError
 from tests.rig.server import LISTEN, ClickHouseServer, is_free, shared_server
+from tests.rig.users import USERS
 
 ACCESS_DENIED = 497
 READONLY = 164
@@ -190,7 +191,9 @@ def test_users_that_a_named_server_lacks_are_created(server: Endpoint, monkeypat
     empty = Endpoint("localhost", 8123, 9000)
     monkeypatch.setattr(empty, "execute", only_the_admin_is_known)
     empty.create_missing_users()
-    assert [sql.split()[2] for sql in statements if sql.startswith("CREATE")] == ["runner", "reader", "nobody", "hasty"]
+    assert [sql.split()[2] for sql in statements if sql.startswith("CREATE")] == [
+        name for name in USERS if name != "admin"
+    ]
     assert "GRANT SELECT ON test_*.* TO reader" in statements
     for sql in statements:
         server.execute(f"SELECT formatQuery($${sql}$$)")  # the server's own check of the syntax

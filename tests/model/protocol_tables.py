@@ -67,7 +67,10 @@ class Client(NamedTuple):
 
 
 class State(NamedTuple):
-    """The clients, both tables, the inserts still under way, and how many faults may still happen."""
+    """The clients, both tables, the inserts still under way, and how many faults may still happen.
+
+    `missing` is what each replica has not got yet; only `replicas` uses it.
+    """
 
     clients: tuple[Client, ...]
     locks: frozenset[LockRow]
@@ -75,6 +78,7 @@ class State(NamedTuple):
     under_way: tuple[Row, ...] = ()
     late: int = 0
     copies: int = 0
+    missing: tuple[frozenset[Row], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -223,4 +227,4 @@ class Tables:
     @staticmethod
     def with_client(state: State, i: int, client: Client) -> State:
         clients = (*state.clients[:i], client, *state.clients[i + 1 :])
-        return State(clients, state.locks, state.states, state.under_way, state.late, state.copies)
+        return State(clients, state.locks, state.states, state.under_way, state.late, state.copies, state.missing)

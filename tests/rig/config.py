@@ -1,5 +1,6 @@
 """The XML that a test server of our own is configured by."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -27,6 +28,8 @@ CONFIG = """\
     </access_control_improvements>
     <zookeeper><implementation>testkeeper</implementation></zookeeper>
     <keeper_map_path_prefix>/keeper_map_tables</keeper_map_path_prefix>
+    <macros><shard>s1</shard><replica>r1</replica></macros>
+    <remote_servers>{clusters}</remote_servers>
 </clickhouse>
 """
 
@@ -48,15 +51,26 @@ USER_XML = """
         </{name}>"""
 
 
-def write_config(folder: Path, host: str, http_port: int, tcp_port: int) -> Path:
+Clusters = Mapping[str, Sequence[str]]
+"""The hosts of each cluster, by its name."""
+
+
+def write_config(folder: Path, host: str, http_port: int, tcp_port: int, clusters: Clusters | None = None) -> Path:
     """Write `config.xml` and `users.xml` into the folder, and return the former."""
+    known = "".join(cluster_xml(name, hosts, tcp_port) for name, hosts in (clusters or {}).items())
     users = (DEFAULT, *USERS.values())
     config = folder / "config.xml"
-    config.write_text(CONFIG.format(folder=folder, host=host, http_port=http_port, tcp_port=tcp_port))
+    config.write_text(CONFIG.format(folder=folder, host=host, http_port=http_port, tcp_port=tcp_port, clusters=known))
     (folder / "users.xml").write_text(
         USERS_XML.format(profiles="".join(map(profile_xml, users)), users="".join(map(user_xml, users)))
     )
     return config
+
+
+def cluster_xml(name: str, hosts: Sequence[str], port: int) -> str:
+    """Return a cluster of one shard, with a replica on each host."""
+    replicas = "".join(f"<replica><host>{host}</host><port>{port}</port></replica>" for host in hosts)
+    return f"<{name}><shard>{replicas}</shard></{name}>"
 
 
 def profile_xml(user: User) -> str:

@@ -25,7 +25,7 @@ class Endpoint:
         host: name or IPv4 address.
         http_port: of the HTTP interface.
         tcp_port: of the native protocol.
-        users: `admin`, `runner`, `reader`, `nobody` and `hasty` (see `users.py`). Only the admin of a server that
+        users: `admin`, `runner`, `reader` and others (see `users.py`). Only the admin of a server that
             CLICKHOUSE_TEST_URL names may have another name than its key.
     """
 

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from tests.rig import process
 from tests.rig.binary import find_program
-from tests.rig.config import write_config
+from tests.rig.config import Clusters, write_config
 from tests.rig.endpoint import Endpoint
 
 HOST = "127.0.0.1"
@@ -44,13 +44,13 @@ class ClickHouseServer(Endpoint):
         RuntimeError: nothing on this machine can run a server.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clusters: Clusters | None = None) -> None:
         http_port, tcp_port = free_ports(2)
         super().__init__(HOST, http_port, tcp_port)
         self._program = find_program()
         self._temporary = tempfile.TemporaryDirectory(prefix="clickhouse-")
         self.folder = Path(self._temporary.name)
-        self._config = write_config(self.folder, self.host, self.http_port, self.tcp_port)
+        self._config = write_config(self.folder, self.host, self.http_port, self.tcp_port, clusters)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "ClickHouseServer":

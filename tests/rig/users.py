@@ -1,6 +1,9 @@
 """The users a test server has, each for one kind of right. Their passwords are no secrets."""
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -43,4 +46,34 @@ NOBODY = User("nobody", "nobody-password", ())
 HASTY = User("hasty", "hasty-password", READ_AND_INSERT, {"async_insert": 1, "wait_for_async_insert": 0})
 """A runner whose profile has inserts acknowledged before they are written."""
 
-USERS = {user.name: user for user in (ADMIN, RUNNER, READER, NOBODY, HASTY)}
+MIGRATE = (f"GRANT CREATE, DROP, TRUNCATE, SELECT, INSERT ON {SCHEMA_PREFIX}*.*", "GRANT TABLE ENGINE ON *")
+
+CLOUDY = User("cloudy", "cloudy-password", MIGRATE, {"cloud_mode": 1})
+"""May make tables in the test schemas of what looks like ClickHouse Cloud."""
+
+DOCUMENTED_USERS = ("meltano_migrate", "meltano_downgrade", "meltano_run", "meltano_read")
+RIGHTS = Path(__file__).parents[2] / "docs" / "rights.md"
+_GRANT = re.compile(r"^(GRANT .+?) TO (\w+);$", re.MULTILINE)
+_PRIVILEGES = re.compile(r"GRANT (?P<privileges>.+) ON (?P<target>.+)")
+
+
+def documented_users(page: str) -> Iterator[User]:
+    """The users of docs/rights.md, and for each single privilege of theirs a user who lacks that one."""
+    for name in DOCUMENTED_USERS:
+        grants = [single for grant, user in _GRANT.findall(page) if user == name for single in _singly(grant)]
+        settings = {"readonly": 1} if name == "meltano_read" else {}
+        yield User(name, f"{name}-password", tuple(grants), settings)
+        for number in range(len(grants)):
+            rest = (*grants[:number], *grants[number + 1 :])
+            yield User(f"{name}_without_{number}", f"{name}-password", rest, settings)
+
+
+def _singly(grant: str) -> list[str]:
+    found = _PRIVILEGES.fullmatch(grant)
+    assert found, f"{RIGHTS} has a GRANT that this cannot read: {grant}"
+    return [f"GRANT {privilege} ON {found['target']}" for privilege in found["privileges"].split(", ")]
+
+
+DOCUMENTED = tuple(documented_users(RIGHTS.read_text()))
+
+USERS = {user.name: user for user in (ADMIN, RUNNER, READER, NOBODY, HASTY, CLOUDY, *DOCUMENTED)}

@@ -7,6 +7,7 @@ the client's own repetition of one; with none planned, and for all other request
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -129,6 +130,8 @@ class Proxy:
         """Aim at a server; `serving` makes it listen."""
         self.server = (server.host, server.http_port)
         self.inserts = 0
+        self.requests: list[bytes] = []
+        self.wakes_up_after_seconds = 0.0
         self._faults: Queue[Fault] = Queue()
 
     def plan(self, *faults: Fault) -> None:
@@ -147,6 +150,9 @@ class Proxy:
                 self._handle(Exchange(request, client, reader, self.server))
 
     def _handle(self, exchange: Exchange) -> None:
+        time.sleep(self.wakes_up_after_seconds)
+        self.wakes_up_after_seconds = 0.0
+        self.requests.append(exchange.request)
         if b"INSERT" not in exchange.request:
             return passed(exchange)
         self.inserts += 1
@@ -162,13 +168,15 @@ class Proxy:
 
 
 @contextmanager
-def serving(server: Endpoint) -> Iterator[tuple[Proxy, Endpoint]]:
-    """A proxy before a server, and where clients find it."""
+def serving(server: Endpoint, tls: ssl.SSLContext | None = None) -> Iterator[tuple[Proxy, Endpoint]]:
+    """A proxy before a server, and where clients find it; with a context they have to speak TLS."""
     proxy = Proxy(server)
 
     class Handler(BaseRequestHandler):
         def handle(self) -> None:
-            proxy.serve(self.request)
+            # a client that does not like the certificate hangs up
+            with suppress(OSError), tls.wrap_socket(self.request, server_side=True) if tls else self.request as client:
+                proxy.serve(client)
 
     with ThreadingTCPServer((HOST, 0), Handler) as listener:
         thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})

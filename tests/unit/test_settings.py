@@ -29,6 +29,8 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "lock_acquire_timeout_seconds": ("5.5", 5.5),
     "lock_retry_seconds": ("0", 0.0),
     "auto_upgrade": ("false", False),
+    "cluster": ("{cluster}", "{cluster}"),
+    "replicated": ("true", True),
 }
 """A value of each setting as text, and what it means."""
 
@@ -38,7 +40,8 @@ for_every_setting = pytest.mark.parametrize(("scheme", "name"), EVERY_SETTING)
 
 OPTIONS = (
     "host, port, database, user, password, secure, verify, ca_cert, schema, table, lock_settle_seconds,"
-    " stale_lock_seconds, lock_acquire_timeout_seconds, lock_retry_seconds, auto_upgrade"
+    " stale_lock_seconds, lock_acquire_timeout_seconds, lock_retry_seconds, auto_upgrade,"
+    " cluster, replicated"
 )
 CHDB_OPTIONS = (
     "schema, table, lock_settle_seconds, stale_lock_seconds, lock_acquire_timeout_seconds, lock_retry_seconds,"
@@ -51,6 +54,7 @@ NO_HOST = (
 NO_FOLDER = "state_backend.uri names no folder. Write chdb:///absolute/folder or chdb://folder."
 BAD_PORT = "The port in state_backend.uri is not one. Use a whole number from 1 to 65535."
 OTHER_SCHEME = "state_backend.uri has another scheme. Begin it with clickhouse:// or chdb://."
+CLUSTER_LIMITS = "Use up to 100 letters, digits, '_', '-' and '.', or a macro such as {cluster}."
 LEASE_LIMITS = "Use a number of seconds from 0.1 to 86399."
 
 
@@ -104,7 +108,7 @@ def test_a_given_setting_wins_over_the_uri(scheme: str, name: str) -> None:
     other = resolve(BASES[scheme], host="other") if scheme == "clickhouse" else resolve(BASES[scheme])
     default = getattr(other, name)
     if default is None:
-        default = 7.0
+        default = False if name == "replicated" else 7.0
     assert getattr(resolve(uri, **{name: default}), name) == default != SAMPLES[name][1]
 
 
@@ -334,6 +338,9 @@ def test_a_bad_uri_is_one_line_that_names_the_part_and_the_remedy(uri: str, line
         ("stale_lock_seconds", "604800", "'604800'", LEASE_LIMITS),
         ("ca_cert", "/nowhere/ca.pem", "'/nowhere/ca.pem'", "Name a PEM file that can be read."),
         ("ca_cert", "/", "'/'", "Name a PEM file that can be read."),
+        ("cluster", "a'b", '"a\'b"', CLUSTER_LIMITS),
+        ("cluster", "{a}{b}", "'{a}{b}'", CLUSTER_LIMITS),
+        ("replicated", "maybe", "'maybe'", "Use true or false."),
         ("host", "db\nevil", r"'db\nevil'", "Leave out control characters."),
         ("user", "a\x00b", r"'a\x00b'", "Leave out control characters."),
     ],
@@ -454,3 +461,27 @@ def test_a_bad_variable_is_told_by_the_settings_name() -> None:
 def test_names_refuse_what_is_unsafe_wherever_they_are_made() -> None:
     with pytest.raises(ConfigurationError, match="letters, digits"):
         Names("ops; DROP DATABASE ops", "state")
+
+
+@pytest.mark.parametrize(
+    ("given", "replicated"),
+    [
+        ({}, False),
+        ({"replicated": "false"}, False),
+        ({"replicated": "true"}, True),
+        ({"cluster": "prod"}, True),
+        ({"cluster": "prod", "replicated": "true"}, True),
+        ({"cluster": ""}, False),
+    ],
+)
+def test_a_cluster_has_replicated_tables(given: dict[str, str], replicated: bool) -> None:
+    assert resolve("clickhouse://db", **given).topology.is_replicated is replicated
+
+
+def test_plain_tables_on_a_cluster_are_refused() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        resolve("clickhouse://db", cluster="prod", replicated=False)
+    assert str(caught.value) == (
+        "Setting state_backend.clickhouse.replicated is false, but there is a cluster: its servers would share no rows."
+        " Leave it out, or leave out state_backend.clickhouse.cluster."
+    )

@@ -1,0 +1,43 @@
+CREATE DATABASE IF NOT EXISTS `meltano`;
+
+CREATE TABLE IF NOT EXISTS meltano.state_alembic (
+    singleton UInt8, 
+    version_num String, 
+    position UInt32, 
+    applied_at DateTime64(6)
+) ENGINE = ReplacingMergeTree(position)
+ ORDER BY singleton;
+
+-- Running upgrade  -> 0001
+
+CREATE TABLE IF NOT EXISTS `meltano`.`state` (
+    state_id String,
+    partial_state Nullable(String),
+    completed_state Nullable(String),
+    updated_at DateTime64(6),
+    is_deleted UInt8 DEFAULT 0
+) ENGINE = ReplacingMergeTree(updated_at)
+ORDER BY state_id
+SETTINGS index_granularity = 256;
+
+CREATE TABLE IF NOT EXISTS `meltano`.`state_lock` (
+    state_id String,
+    lock_id String,
+    released UInt8,
+    token DateTime64(6) DEFAULT now64(6),
+    born DateTime64(6) DEFAULT now64(6),
+    locked_at DateTime64(6) DEFAULT now64(6),
+    waiting UInt8 DEFAULT 0,
+    lease_seconds Float64,
+    sequence UInt32,
+    holder String,
+    process String,
+    operation String,
+    version String
+) ENGINE = ReplacingMergeTree(locked_at)
+ORDER BY (state_id, lock_id, released, token)
+TTL toDateTime(locked_at) + toIntervalDay(7)
+SETTINGS index_granularity = 256;
+
+INSERT INTO `meltano`.`state_alembic` (singleton, version_num, position, applied_at) SELECT 1, '0001', 1, now64(6);
+

@@ -1,0 +1,23 @@
+"""Replicated tables on the tests' server, made by the migration's own statements.
+
+They can be read, and are asked as real ones are. Written they cannot be: the library that is the server runs without
+the background threads that announce a replica in Keeper.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.rig.endpoint import Endpoint
+
+SCRIPT = Path(__file__).parents[1] / "migrations" / "expected" / "replicated.sql"
+
+
+def create_replicated_tables(server: Endpoint, schema: str) -> None:
+    """Run what `-x replicated=true upgrade head --sql` writes, but for the insert of the revision."""
+    script = SCRIPT.read_text()
+    for name in ("`meltano`", " meltano.", "/meltano/"):
+        script = script.replace(name, name.replace("meltano", schema))
+    for statement in script.split(";\n"):
+        if "CREATE" in statement:
+            server.execute(statement)
