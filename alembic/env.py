@@ -16,7 +16,7 @@ from meltano_ch_state.errors import MissingSettingError, StateBackendError
 from meltano_ch_state.migrate import Schema
 from meltano_ch_state.models import build
 from meltano_ch_state.project import find_settings
-from meltano_ch_state.repositories.base import server_errors
+from meltano_ch_state.repositories.faults import server_errors
 from meltano_ch_state.repositories.schema import on_cluster, replacing_engine
 from meltano_ch_state.settings import Names, Settings, Topology
 

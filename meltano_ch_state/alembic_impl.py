@@ -23,7 +23,7 @@ from sqlalchemy.types import NullType, UserDefinedType
 
 from meltano_ch_state.errors import SchemaError
 from meltano_ch_state.models import MICROSECONDS
-from meltano_ch_state.repositories.base import code_of
+from meltano_ch_state.repositories.faults import code_of
 from meltano_ch_state.repositories.schema import create_database, database_ddl, foreign_tables, replica_of
 from meltano_ch_state.settings import Names, Topology
 

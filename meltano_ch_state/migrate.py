@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meltano_ch_state.errors import SchemaError, SchemaMissingError, SchemaTooNewError
-from meltano_ch_state.repositories.base import UPGRADE_COMMAND, forget_engines_of_tables
+from meltano_ch_state.repositories.base import forget_engines_of_tables
+from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
 from meltano_ch_state.repositories.schema import SchemaRepository
 from meltano_ch_state.settings import Names, Topology
 

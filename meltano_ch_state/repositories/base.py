@@ -1,62 +1,22 @@
-"""What every repository shares: statements over an engine, and the server's errors in terms of this package."""
+"""What every repository shares: statements over an engine, with what the tables' engine needs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from clickhouse_sqlalchemy.sql.selectable import Select
 from sqlalchemy import Engine, Executable, Row, Table, insert, text
-from sqlalchemy.exc import DBAPIError, OperationalError
 
 from meltano_ch_state.consistency import Consistency, consistency_of
-from meltano_ch_state.errors import (
-    AuthenticationError,
-    PermissionDeniedError,
-    SchemaMissingError,
-    ServerBusyError,
-    ServerError,
-    ServerUnreachableError,
-)
+from meltano_ch_state.repositories.faults import server_errors
 from meltano_ch_state.retry import retried
 from meltano_ch_state.settings import Names
 
-UNKNOWN_TABLE = 60
-UNKNOWN_DATABASE = 81
-READONLY = 164
-ACCESS_DENIED = 497
-_BUSY_CODES = {
-    159,  # TIMEOUT_EXCEEDED
-    202,  # TOO_MANY_SIMULTANEOUS_QUERIES
-    209,  # SOCKET_TIMEOUT
-    210,  # NETWORK_ERROR
-    216,  # QUERY_WITH_SAME_ID_IS_ALREADY_RUNNING
-    225,  # NO_ZOOKEEPER
-    236,  # ABORTED
-    241,  # MEMORY_LIMIT_EXCEEDED
-    242,  # TABLE_IS_READ_ONLY: it has lost its Keeper
-    252,  # TOO_MANY_PARTS
-    285,  # TOO_FEW_LIVE_REPLICAS
-    286,  # UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE
-    289,  # REPLICA_IS_NOT_IN_QUORUM
-    319,  # UNKNOWN_STATUS_OF_INSERT
-    394,  # QUERY_WAS_CANCELLED
-    439,  # CANNOT_SCHEDULE_TASK
-    473,  # DEADLOCK_AVOIDED
-    735,  # QUERY_WAS_CANCELLED_BY_CLIENT
-    745,  # SERVER_OVERLOADED
-    999,  # KEEPER_EXCEPTION
-}
-_LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _ONE_ROW_SETTINGS = {"input_format_parallel_parsing": 0, "max_threads": 1}
 """Threads cost one row more than they save: 3.2 ms with them, 2.7 ms without, on two cores."""
-_GRANT = re.compile(r"necessary to have the grant (.+?)\.(?: \(|$)")
-UPGRADE_COMMAND = "python -m meltano_ch_state.migrate upgrade head"
-_SERVER_NOISE = re.compile(r"^.*?DB::Exception: |\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL)
 
 
 class FinalSelect(Select):  # type: ignore[misc]
@@ -177,82 +137,3 @@ def _write_settings() -> dict[str, object]:
     is overruled by the default of `deduplicate_insert` since 26, which earlier versions do not know.
     """
     return {"async_insert": 0, "insert_deduplication_token": uuid4().hex}
-
-
-@contextmanager
-def server_errors(engine: Engine) -> Iterator[None]:
-    """Raise the errors of the driver and the server as this package's, on one line, without any secret."""
-    try:
-        yield
-    except DBAPIError as error:
-        raise translate(error, address_of(engine)) from error
-
-
-def address_of(engine: Engine) -> str:
-    """Where an engine's data lies, for messages: `host:port`, or the folder."""
-    url = engine.url
-    folder = url.query.get("chdb")
-    return str(folder) if folder else f"{url.host}:{url.port}" if url.port else f"{url.host}"
-
-
-def code_of(error: DBAPIError) -> int | None:
-    """The server's error code; None when the server did not answer."""
-    code = getattr(error.orig, "code", None)
-    return code if isinstance(code, int) else None
-
-
-def translate(error: DBAPIError, address: str) -> ServerError | SchemaMissingError:
-    """The error of this package for one of a driver."""
-    code = code_of(error)
-    if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
-        return SchemaMissingError(f"The tables are missing on {address}: {_said(error)}", f"Run: {UPGRADE_COMMAND}")
-    if code in _LOGIN_CODES:
-        return AuthenticationError(
-            f"ClickHouse at {address} refused the user or the password",
-            "Check state_backend.clickhouse.user and state_backend.clickhouse.password",
-        )
-    if code in {ACCESS_DENIED, READONLY} or (code is None and not isinstance(error, OperationalError)):
-        return _denied(error, address)  # without a code: clickhouse-connect itself refuses settings to a readonly user
-    if code is None:
-        return ServerUnreachableError(
-            f"No answer from ClickHouse at {address}: {(cause := _root_cause(error))}",
-            next((remedy for sign, remedy in _REMEDIES.items() if sign in cause), _USUAL_REMEDY),
-        )
-    kind = ServerBusyError if code in _BUSY_CODES else ServerError
-    return kind(f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}")
-
-
-_USUAL_REMEDY = "Check state_backend.clickhouse.host, port and secure, and that the server runs"
-_UNKNOWN_CA = "Set state_backend.clickhouse.ca_cert to a PEM file with the authority that signed its certificate"
-_REMEDIES = {
-    "issuer certificate": _UNKNOWN_CA,
-    "self-signed certificate": _UNKNOWN_CA,
-    "NO_CERTIFICATE_OR_CRL_FOUND": _UNKNOWN_CA,
-    "certificate is not valid for": "Set state_backend.clickhouse.host to a name that its certificate is for",
-}
-"""What to do about a certificate, by what OpenSSL says of it."""
-
-
-def _denied(error: DBAPIError, address: str) -> PermissionDeniedError:
-    grant = _GRANT.search(str(error.orig))
-    remedy = f"Have an administrator run: GRANT {grant[1]} TO the user" if grant else "Use a user who may write"
-    return PermissionDeniedError(f"ClickHouse at {address} denied access: {_said(error)}", remedy)
-
-
-def _said(error: DBAPIError) -> str:
-    return _SERVER_NOISE.sub("", str(error.orig)).strip(" .")
-
-
-def _root_cause(error: BaseException) -> str:
-    """The innermost reason, such as `Connection refused`: the outer ones repeat the whole request.
-
-    An exception's context is left alone: it may be the caller's own.
-    """
-    while inner := _inner(error):
-        error = inner
-    return getattr(error, "strerror", None) or str(error).rpartition(": ")[2] or type(error).__name__
-
-
-def _inner(error: BaseException) -> BaseException | None:
-    candidates = (getattr(error, "reason", None), getattr(error, "orig", None), error.__cause__, *error.args)
-    return next((each for each in candidates if isinstance(each, BaseException)), None)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DatabaseError
 from meltano_ch_state import connection, retry
 from meltano_ch_state.errors import ServerBusyError, ServerUnreachableError
 from meltano_ch_state.manager import ClickhouseStateStoreManager as Manager
-from meltano_ch_state.repositories.base import _BUSY_CODES, translate
+from meltano_ch_state.repositories.faults import BUSY_CODES, translate
 from tests.rig.endpoint import Endpoint
 from tests.rig.server import ClickHouseServer
 from tests.support.proxy import Fault, Proxy, lost, passed, refused, serving
@@ -105,7 +105,7 @@ class RefusedError(Exception):
         self.code = code
 
 
-@pytest.mark.parametrize("code", sorted(_BUSY_CODES))
+@pytest.mark.parametrize("code", sorted(BUSY_CODES))
 def test_what_may_pass_is_busy_and_sent_again(code: int, proxy: tuple[Proxy, Manager]) -> None:
     error = translate(DatabaseError("SELECT 1", {}, RefusedError(code)), "host:8123")
     assert isinstance(error, ServerBusyError)

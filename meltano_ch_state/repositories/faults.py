@@ -1,0 +1,145 @@
+"""The errors of the drivers and of the server in terms of this package: one line each, without any secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from clickhouse_sqlalchemy.exceptions import DatabaseException
+from requests import RequestException
+from sqlalchemy import Engine
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from meltano_ch_state.errors import (
+    AuthenticationError,
+    PermissionDeniedError,
+    SchemaMissingError,
+    ServerBusyError,
+    ServerError,
+    ServerUnreachableError,
+)
+
+UNKNOWN_TABLE = 60
+UNKNOWN_DATABASE = 81
+READONLY = 164
+ACCESS_DENIED = 497
+BUSY_CODES = {
+    159,  # TIMEOUT_EXCEEDED
+    202,  # TOO_MANY_SIMULTANEOUS_QUERIES
+    209,  # SOCKET_TIMEOUT
+    210,  # NETWORK_ERROR
+    216,  # QUERY_WITH_SAME_ID_IS_ALREADY_RUNNING
+    225,  # NO_ZOOKEEPER
+    236,  # ABORTED
+    241,  # MEMORY_LIMIT_EXCEEDED
+    242,  # TABLE_IS_READ_ONLY: it has lost its Keeper
+    252,  # TOO_MANY_PARTS
+    285,  # TOO_FEW_LIVE_REPLICAS
+    286,  # UNSATISFIED_QUORUM_FOR_PREVIOUS_WRITE
+    289,  # REPLICA_IS_NOT_IN_QUORUM
+    319,  # UNKNOWN_STATUS_OF_INSERT
+    394,  # QUERY_WAS_CANCELLED
+    439,  # CANNOT_SCHEDULE_TASK
+    473,  # DEADLOCK_AVOIDED
+    735,  # QUERY_WAS_CANCELLED_BY_CLIENT
+    745,  # SERVER_OVERLOADED
+    999,  # KEEPER_EXCEPTION
+}
+_LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
+_GRANT = re.compile(r"necessary to have the grant (.+?)\.(?:\s|$)")
+UPGRADE_COMMAND = "python -m meltano_ch_state.migrate upgrade head"
+_SERVER_NOISE = re.compile(r"^.*?DB::Exception: |\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL)
+_DRIVER_ERRORS = (DBAPIError, DatabaseException, RequestException, ConnectionError, EOFError)
+"""What `clickhouse+connect` raises; what `+http` and `+native` raise, for their server and for their sockets."""
+_CODE = re.compile(r"Code: (\d+)\.? *")
+_NATIVE_SOCKET_CODES = {209, 210}
+"""The native driver's own codes for a socket that timed out or broke."""
+
+
+@contextmanager
+def server_errors(engine: Engine) -> Iterator[None]:
+    """Raise the errors of the driver and the server as this package's, on one line, without any secret."""
+    try:
+        yield
+    except _DRIVER_ERRORS as error:
+        raise translate(error, address_of(engine)) from error
+
+
+def address_of(engine: Engine) -> str:
+    """Where an engine's data lies, for messages: `host:port`, or the folder."""
+    url = engine.url
+    folder = url.query.get("chdb")
+    return str(folder) if folder else f"{url.host}:{url.port}" if url.port else f"{url.host}"
+
+
+def code_of(error: Exception) -> int | None:
+    """The server's error code; None when the server did not answer."""
+    if isinstance(error, DatabaseException):
+        found = _CODE.match(str(error.orig))  # its attribute `code` is HTTP's with `+http`
+        return int(found[1]) if found and int(found[1]) not in _NATIVE_SOCKET_CODES else None
+    code = getattr(getattr(error, "orig", None), "code", None)
+    return code if isinstance(code, int) else None
+
+
+def translate(error: Exception, address: str) -> ServerError | SchemaMissingError:
+    """The error of this package for one of a driver."""
+    code = code_of(error)
+    if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
+        return SchemaMissingError(f"The tables are missing on {address}: {_said(error)}", f"Run: {UPGRADE_COMMAND}")
+    if code in _LOGIN_CODES:
+        return AuthenticationError(
+            f"ClickHouse at {address} refused the user or the password",
+            "Check state_backend.clickhouse.user and state_backend.clickhouse.password",
+        )
+    refused = code is None and isinstance(error, DBAPIError) and not isinstance(error, OperationalError)
+    if code in {ACCESS_DENIED, READONLY} or refused:  # clickhouse-connect itself refuses settings to a readonly user
+        return _denied(error, address)
+    if code is None:
+        return ServerUnreachableError(
+            f"No answer from ClickHouse at {address}: {(cause := _root_cause(error))}",
+            next((remedy for sign, remedy in _REMEDIES.items() if sign in cause), _USUAL_REMEDY),
+        )
+    kind = ServerBusyError if code in BUSY_CODES else ServerError
+    return kind(f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}")
+
+
+_USUAL_REMEDY = "Check state_backend.clickhouse.host, port and secure, and that the server runs"
+_UNKNOWN_CA = "Set state_backend.clickhouse.ca_cert to a PEM file with the authority that signed its certificate"
+_REMEDIES = {
+    "issuer certificate": _UNKNOWN_CA,
+    "self-signed certificate": _UNKNOWN_CA,
+    "NO_CERTIFICATE_OR_CRL_FOUND": _UNKNOWN_CA,
+    "certificate is not valid for": "Set state_backend.clickhouse.host to a name that its certificate is for",
+}
+"""What to do about a certificate, by what OpenSSL says of it."""
+
+
+def _denied(error: Exception, address: str) -> PermissionDeniedError:
+    grant = _GRANT.search(str(_orig(error)))
+    remedy = f"Have an administrator run: GRANT {grant[1]} TO the user" if grant else "Use a user who may write"
+    return PermissionDeniedError(f"ClickHouse at {address} denied access: {_said(error)}", remedy)
+
+
+def _said(error: Exception) -> str:
+    return _SERVER_NOISE.sub("", str(_orig(error))).strip(" .")
+
+
+def _orig(error: Exception) -> object:
+    return getattr(error, "orig", None) or error
+
+
+def _root_cause(error: BaseException) -> str:
+    """The innermost reason, such as `Connection refused`: the outer ones repeat the whole request.
+
+    An exception's context is left alone: it may be the caller's own.
+    """
+    while inner := _inner(error):
+        error = inner
+    text = _CODE.sub("", str(error)).partition(" (")[0] if _CODE.match(str(error)) else str(error).rpartition(": ")[2]
+    return getattr(error, "strerror", None) or text or type(error).__name__
+
+
+def _inner(error: BaseException) -> BaseException | None:
+    candidates = (getattr(error, "reason", None), getattr(error, "orig", None), error.__cause__, *error.args)
+    return next((each for each in candidates if isinstance(each, BaseException)), None)
