@@ -8,7 +8,7 @@ export PIP_USER := 0
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint dist bench clean
+.PHONY: demo test lint dist lowest bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed ## a Meltano pipeline, run twice, that keeps its bookmark in the embedded engine
@@ -32,11 +32,14 @@ dist: .venv/installed ## the source archive, and the wheel made from it
 	grep -F meltano_ch_state/alembic/env.py dist/contents.txt
 	grep -F meltano_ch_state/alembic/versions/0001 dist/contents.txt
 
+lowest: .venv/installed ## the core of the suite with the oldest supported version of each dependency
+	$(BIN)/python -m nox -s lowest
+
 bench: .venv/installed ## what the states cost, next to other stores, with a plot: docs/benchmarks.md
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf .venv .demo dist build .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .nox .demo dist build .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # pip below 25.1 knows no --group. Compiling a gigabyte would take as long as fetching it, and imports do it as needed.
 # The stamp comes last: an install that was cut short is done again.

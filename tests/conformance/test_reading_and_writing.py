@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -211,7 +212,7 @@ def test_a_closed_manager_opens_again_when_it_is_used(manager: Manager) -> None:
 
 
 def test_leaving_one_manager_closes_it_for_no_other(open_manager: Opener, manager: Manager) -> None:
-    with open_manager() as short:
+    with closing(open_manager()) as short:
         short.set(MeltanoState("a", {}, SINGER))
         assert manager.get("a") == MeltanoState("a", {}, SINGER)
     assert manager.get("a") == MeltanoState("a", {}, SINGER)

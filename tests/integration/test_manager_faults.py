@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 import threading
 import time
 import traceback
@@ -28,6 +29,7 @@ from meltano_ch_state.errors import (
 from meltano_ch_state.manager import ClickhouseStateStoreManager
 from tests.rig.endpoint import Endpoint
 from tests.rig.server import HOST, ClickHouseServer, free_ports
+from tests.support import proxy
 
 Manager = ClickhouseStateStoreManager
 SECRET = "sésame p@ss/w%rd:#?&+"
@@ -382,6 +384,18 @@ def texts_of(error: BaseException | None) -> Iterator[str]:
     while error is not None:
         yield from (str(error), repr(error), repr(vars(error)), *traceback.format_exception(error))
         error = error.__cause__ or error.__context__
+
+
+def test_no_request_has_the_password_but_in_its_authorization(server: Endpoint, schema: str) -> None:
+    admin = server.users["admin"]
+    with proxy.serving(server) as (line, address):
+        manager = Manager(address.url(), schema=schema)
+        manager.update(MeltanoState("a", {"p": 1}))
+        manager.clear("a")
+        manager.close()
+    assert len(line.requests) > 15
+    sent = [re.sub(rb"(?im)^authorization: .*$", b"", request) for request in line.requests]
+    assert not [form for form in secret_forms(admin.name, admin.password) for r in sent if form.encode() in r]
 
 
 @pytest.fixture(params=["server down", "no such host", "no TLS", "wrong password", "no rights", "all well"])
