@@ -107,8 +107,8 @@ class ClickhouseStateStoreManager(StateStoreManager):
             upgrade(engine_for(self.settings), self.settings.names, topology=self.settings.topology)
 
     def close(self) -> None:
-        """Let go of the connection; the next call would connect again."""
-        if self.__dict__.pop("store", None) is not None:
+        """Let go of the connection; the next call would connect again. Locks that are held stay so."""
+        if "store" in vars(self):
             engine_for(self.settings).dispose()
 
     @contextmanager
