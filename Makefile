@@ -8,7 +8,7 @@ export PIP_USER := 0
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint dist lowest bench clean
+.PHONY: demo test lint dist lowest bench soak clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed ## a Meltano pipeline, run twice, that keeps its bookmark in the embedded engine
@@ -37,6 +37,11 @@ lowest: .venv/installed ## the core of the suite with the oldest supported versi
 
 bench: .venv/installed ## what the states cost, next to other stores, with a plot: docs/benchmarks.md
 	$(BIN)/python -m benchmarks
+
+MINUTES ?= 5
+SEED ?= 1
+soak: .venv/installed ## eight processes and faults at random, for so long: make soak MINUTES=60 SEED=2
+	$(BIN)/python -m tests.soak $$(( $(MINUTES) * 60 )) $(SEED)
 
 clean:
 	rm -rf .venv .nox .demo dist build .coverage .coverage.* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

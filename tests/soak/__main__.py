@@ -1,0 +1,146 @@
+"""Many processes, and faults at random: `python -m tests.soak [SECONDS] [SEED]`. Exits with 1 if a promise broke.
+
+Eight workers append labels to states, each under its lock, over a line that loses, doubles, delays and refuses
+requests. Workers are killed and paused, the server is killed and started anew, tables are merged. At the end each
+acknowledged label is there exactly once, nobody was inside a lock beside somebody else, no live row is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from meltano_ch_state.manager import ClickhouseStateStoreManager
+from tests.rig.endpoint import RefusedError
+from tests.rig.server import ClickHouseServer
+from tests.support.proxy import Proxy, delayed, doubled, late, lost, refused, serving, unanswered
+
+PROCESSES = 8
+STATES = 40
+FAULTS = (delayed(0.5), doubled, late(1.0), lost, refused, unanswered)
+GROWTH = "memory grown at most, bytes"
+MOST_GROWTH_BYTES = 64_000_000
+LIVE = """
+SELECT lock_id FROM meltano.state_lock GROUP BY lock_id, state_id HAVING max(released) = 0 AND max(waiting) = 0"""
+
+
+class Soak:
+    """The workers, what harms them, and what came of it."""
+
+    def __init__(self, server: ClickHouseServer, proxy: Proxy, folder: Path, chance: random.Random) -> None:
+        self._server, self._proxy, self._folder, self._chance = server, proxy, folder, chance
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._started = 0
+        self.faults = Counter[str]()
+
+    def run(self, seconds: float, *arguments: str) -> None:
+        """Harm the workers until the time is over; then let them end."""
+        until = time.time() + seconds
+        while time.time() < until:
+            while len(self._workers) < PROCESSES:
+                self._start_worker(until, *arguments)
+            harm = self._chance.choice([self._harm_the_line] * 4 + [self._kill, self._pause, self._merge, self._crash])
+            harm()
+            time.sleep(self._chance.uniform(0.2, 1.5))
+        for worker in self._workers:
+            worker.wait()
+
+    def _start_worker(self, until: float, *arguments: str) -> None:
+        self._started += 1
+        command = [sys.executable, "-m", "tests.soak.worker", str(self._folder), f"w{self._started}"]
+        self._workers.append(subprocess.Popen([*command, str(until), *arguments]))
+
+    def _harm_the_line(self) -> None:
+        fault = self._chance.choice(FAULTS)
+        self._proxy.plan(fault)
+        self.faults["of the line"] += 1
+
+    def _kill(self) -> None:
+        worker = self._workers.pop(self._chance.randrange(PROCESSES))
+        worker.kill()
+        worker.wait()
+        self.faults["killed workers"] += 1
+
+    def _pause(self) -> None:
+        worker = self._chance.choice(self._workers)
+        worker.send_signal(signal.SIGSTOP)
+        time.sleep(self._chance.uniform(0.1, 2.0))
+        worker.send_signal(signal.SIGCONT)
+        self.faults["paused workers"] += 1
+
+    def _merge(self) -> None:
+        with suppress(OSError, RefusedError):
+            for table in ("state", "state_lock"):
+                self._server.execute(f"OPTIMIZE TABLE meltano.{table} FINAL")
+            self.faults["merges"] += 1
+
+    def _crash(self) -> None:
+        self._server.kill()
+        time.sleep(self._chance.uniform(0.0, 1.0))
+        self._server.start()
+        self.faults["server crashes"] += 1
+
+    def noted(self, kind: str) -> Iterator[str]:
+        """The lines that workers wrote down."""
+        for path in sorted(self._folder.glob(f"{kind}-*")):
+            yield from path.read_text().splitlines()
+
+
+def report(soak: Soak, server: ClickHouseServer) -> dict[str, int]:
+    """Count what happened, and what must be 0."""
+    manager = ClickhouseStateStoreManager(server.url())
+    for number in range(STATES):  # who was killed inside is taken over now
+        with manager.acquire_lock(f"s{number}"):
+            pass
+    labels = [label for state in manager.get_all() for label in (state.completed_state or {})["by"]]
+    manager.close()
+    tried, done = set(soak.noted("tried")), set(soak.noted("done"))
+    told = [json.loads(line) for line in soak.noted("told")]
+    seen = Counter[str]()
+    for each in told:
+        seen.update({name: number for name, number in each.items() if name != "grown_bytes"})
+    time.sleep(1)
+    connections = int(server.execute("SELECT value FROM system.metrics WHERE metric = 'HTTPConnection'"))
+    return {
+        "updates acknowledged": len(done),
+        "updates that failed or were cut off": len(tried - done),
+        **{f"errors: {name}": number for name, number in sorted(seen.items()) if name.endswith("Error")},
+        **{f"faults: {name}": number for name, number in sorted(soak.faults.items())},
+        GROWTH: max((each["grown_bytes"] for each in told), default=0),
+        "LOST UPDATES": len(done - set(labels)),
+        "UPDATES THAT ARE THERE TWICE": len(labels) - len(set(labels)),
+        "UPDATES FROM NOWHERE": len(set(labels) - tried),
+        "OVERLAPS": seen["overlaps"],
+        "LEFTOVER LIVE ROWS": int(server.execute(f"SELECT count() FROM ({LIVE})")),
+        "LEFTOVER CONNECTIONS": max(0, connections - 1),  # one is this query's
+    }
+
+
+def main() -> int:
+    """Run, tell the counts, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("seconds", type=float, nargs="?", default=60.0)
+    parser.add_argument("seed", type=int, nargs="?", default=1)
+    parser.add_argument("--no-lock", action="store_true", help="to see that the counts tell")
+    args = parser.parse_args()
+    with ClickHouseServer() as server, serving(server) as (proxy, address), tempfile.TemporaryDirectory() as folder:
+        ClickhouseStateStoreManager(server.url()).migrate()
+        soak = Soak(server, proxy, Path(folder), random.Random(args.seed))
+        soak.run(args.seconds, *(["3", address.url(), "--no-lock"] if args.no_lock else [str(STATES), address.url()]))
+        counts = {"seed": args.seed, "seconds": round(args.seconds), **report(soak, server)}
+    sys.stdout.write("\n".join(f"{name}: {number:,}" for name, number in counts.items()) + "\n")
+    return int(counts[GROWTH] > MOST_GROWTH_BYTES or any(number for name, number in counts.items() if name.isupper()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
