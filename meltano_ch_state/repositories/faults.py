@@ -101,9 +101,18 @@ def translate(error: Exception, address: str) -> ServerError | SchemaMissingErro
             next((remedy for sign, remedy in _REMEDIES.items() if sign in cause), _USUAL_REMEDY),
         )
     kind = ServerBusyError if code in BUSY_CODES else ServerError
-    return kind(f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}")
+    reason = f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}"
+    return kind(reason, _CODE_REMEDIES.get(code, ""))
 
 
+_CODE_REMEDIES = {
+    202: "Run fewer queries at once, or raise max_concurrent_queries on the server",
+    225: "See why the server cannot reach its Keeper",
+    241: "Raise the server's or the user's memory limit",
+    242: "See why the server cannot reach its Keeper",
+    243: "Free space on the server's disk",
+    252: "Wait for merges, or insert into other tables less often",
+}
 _USUAL_REMEDY = "Check state_backend.clickhouse.host, port and secure, and that the server runs"
 _UNKNOWN_CA = "Set state_backend.clickhouse.ca_cert to a PEM file with the authority that signed its certificate"
 _REMEDIES = {

@@ -21,7 +21,7 @@ from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.repositories.states import StateRepository
 from meltano_ch_state.settings import Names, resolve
 from tests.rig.endpoint import Endpoint
-from tests.support.proxy import Exchange, Fault, Proxy, serving
+from tests.support.proxy import Proxy, refusing, serving
 from tests.support.replicated import create_replicated_tables
 
 Manager = ClickhouseStateStoreManager
@@ -233,16 +233,5 @@ def test_a_replica_that_never_can_is_told_of_after_some_tries(
     monkeypatch.setattr(retry, "RETRY_SECONDS", 0.3)
     between[0].plan(*[refusing(286)] * 100)
 
-    with pytest.raises(ServerError, match="refused a statement with code 286: not yet"):
+    with pytest.raises(ServerError, match="refused a statement with code 286: not now"):
         manager.set(MeltanoState("a", {}, {"n": 1}))
-
-
-def refusing(code: int) -> Fault:
-    """The server never sees it, and seems to answer with an error."""
-
-    def fault(exchange: Exchange) -> None:
-        body = f"Code: {code}. DB::Exception: not yet. (SOME_NAME) (version 26)".encode()
-        head = f"X-ClickHouse-Exception-Code: {code}\r\nContent-Length: {len(body)}\r\n\r\n"
-        exchange.answer(b"HTTP/1.1 500 Error\r\n" + head.encode() + body)
-
-    return fault

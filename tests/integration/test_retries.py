@@ -11,12 +11,12 @@ from meltano.core.state_store.base import MeltanoState
 from sqlalchemy.exc import DatabaseError
 
 from meltano_ch_state import connection, retry
-from meltano_ch_state.errors import ServerBusyError, ServerUnreachableError
+from meltano_ch_state.errors import ServerBusyError, ServerError, ServerUnreachableError
 from meltano_ch_state.manager import ClickhouseStateStoreManager as Manager
 from meltano_ch_state.repositories.faults import BUSY_CODES, translate
 from tests.rig.endpoint import Endpoint
 from tests.rig.server import ClickHouseServer
-from tests.support.proxy import Fault, Proxy, lost, passed, refused, serving
+from tests.support.proxy import Fault, Proxy, lost, passed, refused, refusing, serving, unavailable
 from tests.support.worker import STATE_ID, count
 
 CANDIDATE, STATE, TOMBSTONE = range(3)
@@ -77,6 +77,34 @@ def test_five_resets_in_a_row_are_made_good(
     assert server.execute(f"SELECT count() FROM ({live})").strip() == "0"
 
 
+@pytest.mark.parametrize("nth", [CANDIDATE, STATE, TOMBSTONE], ids=["candidate", "state", "tombstone"])
+def test_a_load_balancer_without_a_server_behind_it_is_asked_again(proxy: tuple[Proxy, Manager], nth: int) -> None:
+    line, manager = proxy
+    line.plan(*[passed] * nth, *[unavailable] * 3)
+    add_one(manager)
+    assert count(manager) == 1
+
+
+def test_a_load_balancer_that_stays_without_a_server_is_told_as_such(
+    proxy: tuple[Proxy, Manager], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, manager = proxy
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.0)
+    line.plan(*[unavailable] * 5)
+    with pytest.raises(ServerUnreachableError, match=r"No answer from ClickHouse at .+: no healthy upstream"):
+        write(manager, 1)
+
+
+def test_a_full_disk_is_told_and_the_state_stays_as_it_was(proxy: tuple[Proxy, Manager]) -> None:
+    line, manager = proxy
+    line.plan(passed, refusing(243))
+    with pytest.raises(ServerError, match=r"code 243: not now\. Free space on the server's disk\."):
+        write(manager, 1)
+    assert count(manager) == 0
+    add_one(manager)
+    assert count(manager) == 1
+
+
 def test_a_fault_that_stays_is_told_after_one_deadline_and_the_release_does_not_wait_for_another(
     proxy: tuple[Proxy, Manager], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +137,7 @@ class RefusedError(Exception):
 def test_what_may_pass_is_busy_and_sent_again(code: int, proxy: tuple[Proxy, Manager]) -> None:
     error = translate(DatabaseError("SELECT 1", {}, RefusedError(code)), "host:8123")
     assert isinstance(error, ServerBusyError)
-    assert str(error) == f"ClickHouse at host:8123 refused a statement with code {code}: it says why."
+    assert error.reason == f"ClickHouse at host:8123 refused a statement with code {code}: it says why"
     errors: list[Exception] = [error, error]
 
     def send() -> str:

@@ -91,6 +91,22 @@ def doubled(exchange: Exchange) -> None:
     exchange.answer(exchange.forward())
 
 
+def unavailable(exchange: Exchange) -> None:
+    """The server never sees it; a load balancer says 503."""
+    exchange.answer(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 19\r\n\r\nno healthy upstream")
+
+
+def refusing(code: int) -> Fault:
+    """The server never sees it, and seems to answer with an error."""
+
+    def fault(exchange: Exchange) -> None:
+        body = f"Code: {code}. DB::Exception: not now. (SOME_NAME) (version 26)".encode()
+        head = f"X-ClickHouse-Exception-Code: {code}\r\nContent-Length: {len(body)}\r\n\r\n"
+        exchange.answer(b"HTTP/1.1 500 Error\r\n" + head.encode() + body)
+
+    return fault
+
+
 def delayed(seconds: float) -> Fault:
     """The server gets it so many seconds later; the client waits."""
 
