@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from io import StringIO
 from typing import TYPE_CHECKING
 
 from meltano_ch_state.errors import ConfigurationError, MissingSettingError
@@ -51,14 +51,17 @@ def _project_settings() -> dict[str, str | None]:
     """
     from meltano.core.error import MeltanoError, ProjectNotFound  # noqa: PLC0415 - dear, and seldom needed
     from meltano.core.project import Project  # noqa: PLC0415
+    from ruamel.yaml.error import YAMLError  # noqa: PLC0415 - comes with Meltano
 
     try:
-        with redirect_stdout(sys.stderr):  # Meltano's log would be among the statements that `--sql` writes
+        with redirect_stdout(StringIO()):  # Meltano's log would be among the statements that `--sql` writes
             return _backend_settings(Project.find(activate=False).settings)
     except ProjectNotFound:
         return {}
-    except MeltanoError as error:
-        raise ConfigurationError(f"The Meltano project cannot be used: {error}") from error
+    except (MeltanoError, YAMLError) as error:
+        raise ConfigurationError(f"The Meltano project cannot be used: {str(error).rstrip('.')}") from error
+    except (AttributeError, TypeError) as error:  # what Meltano runs into when the file is YAML of another shape
+        raise ConfigurationError("The Meltano project cannot be used: its meltano.yml is no mapping") from error
 
 
 def _backend_settings(settings: ProjectSettingsService) -> dict[str, str | None]:

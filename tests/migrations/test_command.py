@@ -120,7 +120,11 @@ def test_what_is_given_is_laid_over_the_project(tmp_path: Path, monkeypatch: pyt
     assert (settings.host, settings.schema, settings.table) == ("host-of-the-project", "one", "ops")
 
 
-@pytest.mark.parametrize("content", ["", "state_backend: {uri: systemdb}"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "state_backend: {uri: systemdb}", "version: 1\n  bad: [", "[1, 2]", "just text"],
+    ids=["empty", "another backend", "no YAML", "a list", "a text"],
+)
 def test_a_project_without_a_clickhouse_is_one_line(alembic: Run, tmp_path: Path, content: str) -> None:
     (tmp_path / "meltano.yml").write_text(content)
 
@@ -129,6 +133,7 @@ def test_a_project_without_a_clickhouse_is_one_line(alembic: Run, tmp_path: Path
     assert answer.returncode != 0
     assert answer.stdout.startswith("FAILED: ")
     assert "Traceback" not in answer.stderr
+    assert ".." not in answer.stdout
 
 
 def test_a_newer_schema_is_refused_with_both_revisions(
