@@ -94,8 +94,11 @@ def options(names: Names, topology: Topology) -> dict[str, Any]:
     }
 
 
-if "engine" in context.config.attributes:
-    run_online(*(context.config.attributes[name] for name in ("engine", "names", "topology")))
+given = context.config.attributes
+if "engine" in given and context.is_offline_mode():
+    run_offline(given["names"], given["topology"])
+elif "engine" in given:
+    run_online(*(given[name] for name in ("engine", "names", "topology")))
 else:
     try:
         run_command()

@@ -12,6 +12,7 @@ from meltano.core.state_store.base import MeltanoState, StateStoreManager
 
 from meltano_ch_state.connection import engine_for
 from meltano_ch_state.locker import LockOptions
+from meltano_ch_state.logs import quiet_drivers
 from meltano_ch_state.meltano_errors import meltano_errors
 from meltano_ch_state.migrate import Schema, upgrade
 from meltano_ch_state.repositories.locks import LockRepository
@@ -21,9 +22,7 @@ from meltano_ch_state.store import State, StateStore
 
 logger = logging.getLogger(__name__)
 
-# Both warn of what is raised right after as an error of ours, in one line. Requests to ClickHouse are for `/?...`.
-logging.getLogger("clickhouse_connect").setLevel(logging.ERROR)
-logging.getLogger("urllib3.connectionpool").addFilter(lambda record: ": /?" not in record.getMessage())
+quiet_drivers()
 
 
 class ClickhouseStateStoreManager(StateStoreManager):

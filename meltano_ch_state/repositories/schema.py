@@ -46,7 +46,7 @@ class SchemaRepository(Repository):
     def clusters(self) -> list[str]:
         """The clusters in which the server has neighbours, sorted; none where the user may not know."""
         try:
-            return [str(row[0]) for row in self.select(_CLUSTERS)]
+            return [str(row[0]) for row in self.select(CLUSTERS)]
         except PermissionDeniedError:
             return []
 
@@ -97,7 +97,7 @@ _DATABASE = text("SELECT count() FROM system.databases WHERE name = :schema")
 _ENGINE = text("SELECT engine FROM system.tables WHERE database = :schema AND name = :table")
 _CLOUD_MODE = text("SELECT value FROM system.settings WHERE name = 'cloud_mode'")
 # The examples of clusters that ClickHouse was installed with consist of loopback addresses only.
-_CLUSTERS = text(
+CLUSTERS = text(
     "SELECT cluster FROM system.clusters GROUP BY cluster HAVING max(is_local) AND countIf(NOT is_local"
     " AND NOT startsWith(host_address, '127.') AND host_address != '::1') > 0 ORDER BY cluster"
 )

@@ -10,10 +10,13 @@ from click.testing import CliRunner
 from meltano.core.state_store.base import MeltanoState
 
 from meltano_ch_state.cli import main
+from meltano_ch_state.cli.target import target_of
 from meltano_ch_state.connection import engine_for
 from meltano_ch_state.errors import PermissionDeniedError, StateBackendError
 from meltano_ch_state.manager import ClickhouseStateStoreManager
 from meltano_ch_state.migrate import downgrade
+from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.pruning import Pruner
 from meltano_ch_state.settings import resolve
 from tests.rig.server import ClickHouseServer
 from tests.rig.users import DOCUMENTED, DOCUMENTED_USERS, USERS, User
@@ -82,8 +85,22 @@ def read(server: ClickHouseServer, user: str) -> None:
     manager.close()
 
 
+def prune(server: ClickHouseServer, user: str) -> None:
+    """All kinds of rubbish go."""
+    admin = target_of(resolve(server.url()))
+    admin.states.insert_versions([StateRow("old", None, "{}", 1), StateRow("cleared", None, None, 1, is_deleted=True)])
+    target = target_of(resolve(server.url(user)))
+    pruner = Pruner(target.states, target.locks, target.maintenance)
+    assert target.schema.readable()
+    assert pruner.clear(pruner.old_states(86_400), 86_400) == ["old"]
+    assert pruner.erase(pruner.old_tombstones()) == ["cleared"]
+    target.maintenance.merge_locks()
+    for each in (admin, target):
+        each.engine.dispose()
+
+
 TASKS: dict[str, Callable[[ClickHouseServer, str], None]] = dict(
-    zip(DOCUMENTED_USERS, (migrate, go_back, run, read), strict=True)
+    zip(DOCUMENTED_USERS, (migrate, go_back, run, read, prune), strict=True)
 )
 
 
@@ -114,6 +131,10 @@ def test_its_grants_are_enough_to_run(migrated: ClickHouseServer) -> None:
 
 def test_its_grants_are_enough_to_read(migrated: ClickHouseServer) -> None:
     read(migrated, "meltano_read")
+
+
+def test_its_grants_are_enough_to_prune(migrated: ClickHouseServer) -> None:
+    prune(migrated, "meltano_prune")
 
 
 @pytest.mark.parametrize("user", LESS, ids=lambda user: f"{lacking(user)[0]}: {lacking(user)[1]}")

@@ -1,0 +1,88 @@
+"""What commands print: text for people or one JSON document. Questions and progress go to standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import datetime, timezone
+from typing import TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+UNLIMITED_WIDTH = 100_000
+"""Columns of a pipe or a file: nothing is cut or wrapped there."""
+
+T = TypeVar("T")
+
+
+class RefusedError(click.ClickException):
+    """The command would have to ask, and there is nobody to ask."""
+
+    exit_code = 2
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document on standard output."""
+    click.echo(json.dumps(document))
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print columns; on a terminal what is too long goes on in the next line."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else UNLIMITED_WIDTH, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip(), color=True)
+
+
+def printable(text: str) -> str:
+    """The text with its control characters escaped: a state ID must not steer the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def as_time(microseconds: int) -> str:
+    """A server's time as ISO 8601, UTC."""
+    return datetime.fromtimestamp(microseconds // 1_000_000, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is lost, unless `yes`.
+
+    Raises:
+        click.Abort: If the answer is no.
+        RefusedError: If there is no terminal to ask on.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RefusedError("Nothing was done: this asks first, and there is no terminal. Give --yes to do it.")
+    click.confirm(question, abort=True, err=True)
+
+
+@contextmanager
+def progress(label: str, total: int | None = None) -> Iterator[Progress]:
+    """A progress bar on standard error, only where that is a terminal; `counted` moves it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True)
+    bar.add_task(label, total=total)
+    with bar if console.is_terminal else nullcontext():  # a bar that is disabled prints an empty line (rich 14.0)
+        yield bar
+
+
+def counted(items: Iterable[T], bar: Progress) -> Iterator[T]:
+    """The items, each of them a step of the bar."""
+    for item in items:
+        bar.advance(bar.task_ids[0])
+        yield item

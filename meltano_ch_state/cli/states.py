@@ -1,0 +1,127 @@
+"""`states` and `prune`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from meltano_ch_state.cli.output import as_time, confirm, print_json, print_table, printable
+from meltano_ch_state.cli.target import StateID, Target, backend_options, opened, yes_option
+from meltano_ch_state.models import LOCK_ROWS_KEPT_DAYS
+from meltano_ch_state.pruning import TOMBSTONE_DAYS, Pruner
+
+
+@click.command()
+@backend_options
+@click.argument("pattern", type=StateID(), required=False)
+def states(uri: str | None, as_json: bool, pattern: str | None) -> None:
+    """List the states. Those that match a glob PATTERN, with the time of the last update and the size in bytes."""
+    with opened(uri) as target:
+        found = target.maintenance.overview(pattern) if target.schema.readable() else []
+    if as_json:
+        print_json([asdict(state) | {"updated_at": as_time(state.updated_at)} for state in found])
+    elif not found:
+        click.echo("No state matches." if pattern else "There is no state.")
+    else:
+        rows = [(state.state_id, as_time(state.updated_at), str(state.size_bytes)) for state in found]
+        print_table(("STATE", "UPDATED", "BYTES"), rows)
+
+
+class Age(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
+    """A duration such as `90d`, in seconds."""
+
+    name = "age"
+    _seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # noqa: RUF012 - never changed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read a whole number and its unit."""
+        found = re.fullmatch(r"([0-9]{1,9})([smhdw])", str(value))
+        if not found:
+            self.fail(f"{value!r} is no age. Write it like 90d, 12h, 30m or 2w.", param, ctx)
+        return float(found[1]) * self._seconds[found[2]]
+
+
+@click.command(
+    epilog="Rows of released locks are never deleted one by one: until their time to live is over, something of a lock"
+    " may still arrive late, and only its tombstone keeps that from counting."
+)
+@backend_options
+@click.option(
+    "--older-than", type=Age(), help="Clear the states that were not updated for so long, such as 90d. Their runs start"
+    " from scratch."
+)  # fmt: skip
+@click.option(
+    "--tombstones",
+    is_flag=True,
+    help=f"Delete what is left of states that were cleared over {TOMBSTONE_DAYS} days ago: until then something of them"
+    " may still arrive late. Needs ALTER DELETE.",
+)
+@click.option(
+    "--locks",
+    is_flag=True,
+    help=f"Merge the lock table now, which drops the rows over {LOCK_ROWS_KEPT_DAYS} days old. Needs OPTIMIZE.",
+)
+@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@yes_option
+def prune(  # noqa: PLR0917 - one parameter an option
+    uri: str | None,
+    as_json: bool,
+    older_than: float | None,
+    tombstones: bool,
+    locks: bool,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Take away what nobody needs any more. Each kind is chosen by its option. States that are locked stay."""
+    if older_than is None and not tombstones and not locks:
+        raise click.UsageError("Choose what to prune: --older-than, --tombstones, --locks.")
+    with opened(uri) as target:
+        found = _found(target, older_than, tombstones, locks)
+        if not dry_run and any(found.values()):
+            confirm(f"Prune {_summary(found)}?", yes)
+            found = _pruned(target, found, older_than)
+    if as_json:
+        print_json({"dry_run": dry_run, **found})
+    else:
+        _print(found, dry_run)
+
+
+def _pruner(target: Target) -> Pruner:
+    return Pruner(target.states, target.locks, target.maintenance)
+
+
+def _found(target: Target, older_than: float | None, tombstones: bool, locks: bool) -> dict[str, Any]:
+    pruner = _pruner(target)
+    there = target.schema.readable()
+    return {
+        "states": pruner.old_states(older_than) if there and older_than is not None else [],
+        "tombstones": pruner.old_tombstones() if there and tombstones else [],
+        "lock_rows": target.maintenance.expired_lock_rows() if there and locks else 0,
+    }
+
+
+def _pruned(target: Target, found: dict[str, Any], older_than: float | None) -> dict[str, Any]:
+    pruner = _pruner(target)
+    cleared = pruner.clear(found["states"], older_than or 0)
+    erased = pruner.erase(found["tombstones"])
+    if found["lock_rows"]:
+        target.maintenance.merge_locks()
+    left = target.maintenance.expired_lock_rows() if found["lock_rows"] else 0
+    return {"states": cleared, "tombstones": erased, "lock_rows": max(0, found["lock_rows"] - left)}
+
+
+def _summary(found: dict[str, Any]) -> str:
+    return (
+        f"{len(found['states'])} states, {len(found['tombstones'])} tombstones of states,"
+        f" {found['lock_rows']} rows of the lock table"
+    )
+
+
+def _print(found: dict[str, Any], dry_run: bool) -> None:
+    for kind in ("states", "tombstones"):
+        for state_id in found[kind]:
+            click.echo(f"{kind.removesuffix('s')}  {printable(state_id)}")
+    click.echo(f"{'Would prune' if dry_run else 'Pruned'} {_summary(found)}.")

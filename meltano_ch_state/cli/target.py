@@ -1,0 +1,107 @@
+"""The state backend that a command works on, and what all commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from sqlalchemy import Engine
+
+from meltano_ch_state.connection import engine_for
+from meltano_ch_state.errors import StateBackendError
+from meltano_ch_state.locker import LockOptions
+from meltano_ch_state.migrate import Schema
+from meltano_ch_state.project import find_settings
+from meltano_ch_state.repositories.locks import LockRepository
+from meltano_ch_state.repositories.maintenance import MaintenanceRepository
+from meltano_ch_state.repositories.states import StateRepository
+from meltano_ch_state.settings import Settings
+from meltano_ch_state.store import StateStore
+
+
+@dataclass(frozen=True)
+class Target:
+    """A state backend: its settings, its engine, and the repositories over it."""
+
+    settings: Settings
+    engine: Engine
+
+    @property
+    def schema(self) -> Schema:
+        """The schema's revision, against the one that this package needs."""
+        settings = self.settings
+        return Schema(self.engine, settings.names, settings.auto_upgrade, settings.topology)
+
+    @property
+    def locks(self) -> LockRepository:
+        """The lock table."""
+        settings = self.settings
+        return LockRepository(self.engine, settings.schema, settings.table, options=LockOptions.of(settings))
+
+    @property
+    def states(self) -> StateRepository:
+        """The state table."""
+        return StateRepository(self.engine, self.settings.schema, self.settings.table)
+
+    @property
+    def maintenance(self) -> MaintenanceRepository:
+        """Both tables, for their upkeep."""
+        return MaintenanceRepository(self.engine, self.settings.names)
+
+    @property
+    def store(self) -> StateStore:
+        """States under locks."""
+        return StateStore(self.states, self.locks.locker, self.schema)
+
+
+@contextmanager
+def opened(uri: str | None) -> Iterator[Target]:
+    """The state backend that the URI or the surroundings name; errors end the command with one line and exit code 1."""
+    with one_line_errors():
+        target = target_of(find_settings({"uri": uri}))
+        try:
+            yield target
+        finally:
+            target.engine.dispose()
+
+
+def target_of(settings: Settings) -> Target:
+    """The state backend of some settings; nothing is sent yet."""
+    return Target(settings, engine_for(settings))
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the command with one line and exit code 1 when this package raises an error."""
+    try:
+        yield
+    except StateBackendError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def backend_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of every command: `--uri` and `--json`."""
+    command = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")(command)
+    return click.option("--uri", help="The state backend; else the environment or the Meltano project names it.")(
+        command
+    )
+
+
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+class StateID(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
+    """A state ID: any text that can be stored."""
+
+    name = "state_id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse bytes that are no text in this terminal's encoding."""
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            self.fail(f"{value!r} is not valid Unicode.", param, ctx)
+        return str(value)

@@ -1,0 +1,136 @@
+"""`import` and `export`: states from and to elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from meltano_ch_state.cli.output import confirm, counted, print_json, print_table, progress
+from meltano_ch_state.cli.source import Imported, read, without_secrets
+from meltano_ch_state.cli.target import Target, backend_options, opened, yes_option
+from meltano_ch_state.errors import InvalidStateError, SchemaMissingError
+from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
+
+
+@click.command(name="import")
+@backend_options
+@click.argument("source")
+@click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
+@yes_option
+def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, yes: bool) -> None:
+    """Copy states from elsewhere.
+
+    SOURCE is the URI of any state backend of Meltano (file://, s3://, systemdb, ...), or a JSON file as `export` and
+    `meltano state export` write it; - is standard input.
+
+    Everything is read and checked first. States that are there already are replaced, after a question; those that are
+    the same stay untouched.
+    """
+    with opened(uri) as target:
+        with progress("Reading") as bar:
+            given = {state.state_id: state for state in counted(read(source), bar)}
+        plan = _plan(target, given)
+        due = [given[state_id] for state_id, action in plan.items() if action != "unchanged"]
+        replaced = sum(action == "replaced" for action in plan.values())
+        if not dry_run:
+            if replaced:
+                confirm(f"Replace {replaced} states that are there already?", yes)
+            with progress("Writing", len(due)) as bar:
+                target.store.set_all(counted(due, bar))
+    if as_json:
+        states = [{"state_id": state_id, "action": action} for state_id, action in plan.items()]
+        print_json({"source": without_secrets(source, source), "dry_run": dry_run, "states": states})
+        return
+    if dry_run and plan:
+        print_table(("STATE", "ACTION"), list(plan.items()))
+    counts = ", ".join(f"{list(plan.values()).count(action)} {action}" for action in ("new", "replaced", "unchanged"))
+    click.echo(f"{'Would import' if dry_run else 'Imported'} {len(due)} states ({counts}).")
+
+
+def _plan(target: Target, given: dict[str, Imported]) -> dict[str, str]:
+    """What is to be done with each state: new, replaced or unchanged."""
+    plan = dict.fromkeys(sorted(given), "new")
+    if target.schema.readable():
+        for row in target.states.stream():
+            if row.state_id in plan:
+                state = given[row.state_id]
+                stored = _part(row, row.partial_state), _part(row, row.completed_state)
+                # as text: to Python 1, 1.0 and true are equal
+                same = json.dumps(stored) == json.dumps((state.partial_state, state.completed_state))
+                plan[row.state_id] = "unchanged" if same else "replaced"
+    return plan
+
+
+@click.command()
+@backend_options
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path, allow_dash=True))
+def export(uri: str | None, as_json: bool, file: Path | None) -> None:
+    """Write all states as a JSON document.
+
+    To FILE, or to standard output, as `import` and `meltano state import` read it. FILE is replaced only when all of it
+    is written. With FILE, --json tells how many states there are.
+    """
+    to_file = file is not None and str(file) != "-"
+    with opened(uri) as target:
+        if not target.schema.readable():
+            raise SchemaMissingError(
+                f"There is nothing to export: no tables in schema {target.settings.schema}", f"Run: {UPGRADE_COMMAND}"
+            )
+        with _whole_file(file) if file and to_file else _standard_output() as stream:
+            count = _write(target.states.stream(), stream)
+    if to_file and as_json:
+        print_json({"file": str(file), "states": count})
+    elif to_file:
+        click.echo(f"Exported {count} states to {file}.")
+
+
+def _write(rows: Iterator[StateRow], stream: TextIO) -> int:
+    """Write the document row by row: it need not fit into memory."""
+    count = 0
+    for row in rows:
+        parts = {"completed": _part(row, row.completed_state), "partial": _part(row, row.partial_state)}
+        stream.write(f"{',' if count else '{'}\n{json.dumps(row.state_id)}: {json.dumps(parts)}")
+        count += 1
+    stream.write("\n}\n" if count else "{}\n")
+    return count
+
+
+def _part(row: StateRow, text: str | None) -> Any:
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        raise InvalidStateError(
+            f"State {row.state_id!r} holds something that is no JSON", "Replace it with: meltano state set, or clear it"
+        ) from None
+
+
+@contextmanager
+def _standard_output() -> Iterator[TextIO]:
+    yield sys.stdout
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[TextIO]:
+    """A file that takes its place only when it is complete; a device or a pipe is written as it is, never replaced."""
+    place = path.resolve()
+    draft = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        if place.exists() and not place.is_file():
+            with place.open("w", encoding="utf-8") as stream:
+                yield stream
+            return
+        with draft.open("x", encoding="utf-8") as stream:
+            yield stream
+        draft.replace(place)
+    except OSError as error:
+        raise click.ClickException(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,118 @@
+"""Takes away what nobody needs any more, without breaking a promise of the lock (docs/locking.md).
+
+- A state that was not updated for long is cleared as `meltano state clear` does it: under its lock, by a tombstone with
+  the next version. Whether it is old is asked again once its lock is held.
+- A tombstone of a state hides what a late writer may still send. So it stays for `TOMBSTONE_DAYS`, far longer than a
+  process may be paused (`LOCK_ROWS_KEPT_DAYS`). Then all versions of the state go, under its lock: whoever may write
+  from now on has a greater token than ours, which stays visible in the lock table.
+- Tombstones of locks are never deleted here: a row of the same lock_id that lands later would be alive. Their time to
+  live ends them; merging the table only makes that happen now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from meltano_ch_state.errors import StateLockedError
+from meltano_ch_state.lock import Lock, merged
+from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.repositories.locks import IDS_TEXT_BYTES, LockRepository
+from meltano_ch_state.repositories.maintenance import MaintenanceRepository
+from meltano_ch_state.repositories.states import StateRepository
+
+TOMBSTONE_DAYS = 30
+"""A tombstone of a state stays for so many days."""
+DAY_SECONDS = 86_400.0
+
+
+@dataclass(frozen=True)
+class Pruner:
+    """Prunes the tables of one set of names."""
+
+    states: StateRepository
+    locks: LockRepository
+    maintenance: MaintenanceRepository
+
+    def old_states(self, older_than_seconds: float) -> list[str]:
+        """The IDs of states that were not updated for so long, sorted."""
+        return self.maintenance.older(self._cutoff(older_than_seconds), cleared=False)
+
+    def old_tombstones(self) -> list[str]:
+        """The IDs of states that were cleared so long ago that nothing of them can come back, sorted."""
+        return self.maintenance.older(self._cutoff(TOMBSTONE_DAYS * DAY_SECONDS), cleared=True)
+
+    def clear(self, state_ids: Sequence[str], older_than_seconds: float) -> list[str]:
+        """Clear those of the states that are still old when their lock is held.
+
+        Returns:
+            The IDs that were cleared.
+
+        Raises:
+            StateLockedError: If some are locked now; the error names them, all others are done.
+        """
+        cutoff = self._cutoff(older_than_seconds)
+
+        def clear(lock: Lock) -> list[str]:
+            old = self.maintenance.older_among(lock.state_ids, cutoff, cleared=False)
+            if old:
+                self.states.insert_versions([StateRow(i, None, None, lock.version(i), is_deleted=True) for i in old])
+                lock.confirm(old)
+            return old
+
+        return self._under_locks(state_ids, clear)
+
+    def erase(self, state_ids: Sequence[str]) -> list[str]:
+        """Delete those of the states whose newest version is still an old tombstone when their lock is held.
+
+        Returns:
+            The IDs of which nothing is left.
+
+        Raises:
+            PermissionDeniedError: If the user has no ALTER DELETE.
+            StateLockedError: If some are locked now; the error names them, all others are done.
+        """
+        cutoff = self._cutoff(TOMBSTONE_DAYS * DAY_SECONDS)
+
+        def erase(lock: Lock) -> list[str]:
+            old = self.maintenance.older_among(lock.state_ids, cutoff, cleared=True)
+            if old:
+                lock.confirm(old)
+                self.maintenance.erase(old, cutoff)
+            return old
+
+        return self._under_locks(state_ids, erase)
+
+    def _cutoff(self, seconds: float) -> int:
+        return self.locks.now() - int(seconds * 1e6)
+
+    def _under_locks(self, state_ids: Sequence[str], act: Callable[[Lock], list[str]]) -> list[str]:
+        """Act under each lock that is free now: who holds one is just using the state."""
+        done: list[str] = []
+        failures: list[StateLockedError] = []
+        for part in _parts(state_ids):
+            locks = self.locks.locker.hold_each(part, "prune", timeout_seconds=0)
+            try:
+                with closing(locks):
+                    for lock in locks:
+                        done.extend(act(lock))
+            except StateLockedError as error:
+                failures.append(error)
+        if failures:
+            raise merged(failures)
+        return done
+
+
+def _parts(state_ids: Sequence[str]) -> Iterator[list[str]]:
+    """The IDs in parts that fit into a query's text."""
+    part: list[str] = []
+    size = 0
+    for state_id in state_ids:
+        size += len(state_id.encode())
+        if part and size > IDS_TEXT_BYTES:
+            yield part
+            part, size = [], len(state_id.encode())
+        part.append(state_id)
+    if part:
+        yield part

@@ -1,0 +1,96 @@
+"""All SQL about the server itself, for a diagnosis. What the user may not see is a `PermissionDeniedError`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import BindParameter, Engine, bindparam, text
+
+from meltano_ch_state.repositories.base import Repository
+from meltano_ch_state.repositories.schema import CLUSTERS
+from meltano_ch_state.settings import Names
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """A mutation that is not done.
+
+    Attributes:
+        table: Whose it is.
+        mutation_id: Its name, for KILL MUTATION.
+        age_seconds: How long ago it was given.
+        failure: Why it failed last; empty when it did not.
+    """
+
+    table: str
+    mutation_id: str
+    age_seconds: int
+    failure: str
+
+
+class ServerRepository(Repository):
+    """What a server says about itself and about the tables of one set of names."""
+
+    def __init__(self, engine: Engine, names: Names) -> None:
+        """Bind an engine; nothing is sent yet."""
+        super().__init__(engine)
+        self._names = names
+        self._tables = {"schema": names.schema, "tables": [names.table, names.lock_table]}
+
+    def version(self) -> str:
+        """The server's version, such as 26.7.2.1."""
+        return str(self.select(text("SELECT version()"))[0][0])
+
+    def user(self) -> tuple[str, bool]:
+        """The user's name, and whether its profile lets it only read."""
+        name, readonly = self.select(text("SELECT currentUser(), getSetting('readonly')"))[0]
+        return str(name), int(readonly) != 0
+
+    def may(self, privilege: str, table: str = "*") -> bool:
+        """Whether the user has a privilege, such as INSERT, on a table of the schema or (`*`) on all of them.
+
+        Raises:
+            ServerError: If the server is too old to tell.
+        """
+        on = table if table == "*" else f"`{table}`"
+        return bool(self.select(text(f"CHECK GRANT {privilege} ON `{self._names.schema}`.{on}"))[0][0])
+
+    def engines(self) -> dict[str, str]:
+        """The engines of the state table and the lock table, as far as they are there and the user may know of them."""
+        return {row[0]: row[1] for row in self.select(_ENGINES, self._tables)}
+
+    def clusters(self) -> list[str]:
+        """The clusters in which the server has neighbours, sorted."""
+        return [str(row[0]) for row in self.select(CLUSTERS)]
+
+    def newest_version(self) -> int:
+        """The greatest token or version in the tables, in microseconds; 0 when there is none."""
+        schema, state, lock = self._names.schema, self._names.table, self._names.lock_table
+        greatest = [
+            f"SELECT max(toUnixTimestamp64Micro(`{column}`)) AS newest FROM `{schema}`.`{table}`"  # noqa: S608
+            for table, column in ((state, "updated_at"), (lock, "token"))
+        ]
+        newest = self.select(text(f"SELECT max(newest) FROM ({' UNION ALL '.join(greatest)})"))  # noqa: S608
+        return max(0, int(newest[0][0] or 0))
+
+    def unfinished_mutations(self) -> list[Mutation]:
+        """The mutations on the tables that are not done, the oldest first."""
+        return [Mutation(*row) for row in self.select(_MUTATIONS, self._tables)]
+
+    def active_parts(self) -> dict[str, int]:
+        """The number of active parts of each table that has some."""
+        return {row[0]: int(row[1]) for row in self.select(_PARTS, self._tables)}
+
+
+_TABLES: BindParameter[Any] = bindparam("tables", expanding=True)
+_ENGINES = text("SELECT name, engine FROM system.tables WHERE database = :schema AND name IN :tables").bindparams(
+    _TABLES
+)
+_MUTATIONS = text(
+    "SELECT table, mutation_id, dateDiff('second', create_time, now()), latest_fail_reason FROM system.mutations"
+    " WHERE database = :schema AND table IN :tables AND NOT is_done ORDER BY create_time"
+).bindparams(_TABLES)
+_PARTS = text(
+    "SELECT table, count() FROM system.parts WHERE database = :schema AND table IN :tables AND active GROUP BY table"
+).bindparams(_TABLES)

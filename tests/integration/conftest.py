@@ -1,0 +1,48 @@
+"""State backends for the tests of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rig.endpoint import Endpoint
+from tests.support.cli import Backend
+
+
+@pytest.fixture
+def on_server(server: Endpoint, schema: str) -> Iterator[Backend]:
+    """A schema on the server that does not exist yet."""
+    backend = Backend(f"{server.url()}?schema={schema}")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def on_embedded(tmp_path: Path) -> Iterator[Backend]:
+    """A folder of the embedded engine that does not exist yet."""
+    backend = Backend(f"chdb://{tmp_path / 'state'}")
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(params=["server", "embedded"])
+def fresh(request: pytest.FixtureRequest) -> Backend:
+    """Each kind of backend in turn, where nothing is yet."""
+    backend: Backend = request.getfixturevalue(f"on_{request.param}")
+    return backend
+
+
+@pytest.fixture
+def backend(fresh: Backend) -> Backend:
+    """Each kind of backend in turn, with its tables."""
+    fresh.output("upgrade")
+    return fresh
+
+
+@pytest.fixture
+def on_tables(on_server: Backend) -> Backend:
+    """A schema on the server, with its tables."""
+    on_server.output("upgrade")
+    return on_server

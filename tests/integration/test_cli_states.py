@@ -1,0 +1,164 @@
+"""`states` and `prune`."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from meltano.core.state_store.base import MeltanoState
+
+from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.pruning import Pruner
+from tests.support.cli import Backend, failed
+
+DAY_MICROSECONDS = 86_400 * 1_000_000
+
+
+def days_ago(days: float) -> int:
+    return time.time_ns() // 1_000 - int(days * DAY_MICROSECONDS)
+
+
+def write(backend: Backend, state_id: str, days: float, *, cleared: bool = False) -> None:
+    """Have a state be of some days ago: its version is a time."""
+    contents = None if cleared else '{"n": 1}'
+    backend.target.states.insert_versions([StateRow(state_id, None, contents, days_ago(days), is_deleted=cleared)])
+
+
+def pruner(backend: Backend) -> Pruner:
+    target = backend.target
+    return Pruner(target.states, target.locks, target.maintenance)
+
+
+def rows(backend: Backend, table: str = "state") -> dict[str, int]:
+    """The number of rows of each state ID, with those that are hidden."""
+    return dict(map(tuple, backend.sql(f"SELECT state_id, count() FROM {{schema}}.{table} GROUP BY state_id")))
+
+
+def test_states_lists_id_time_and_size(backend: Backend) -> None:
+    assert backend.output("states") == "There is no state.\n"
+    manager = backend.manager()
+    for state_id in ("dev:b", "dev:a", "prod:a"):
+        manager.set(MeltanoState(state_id, {"é": 1}, {"n": 1}))
+    manager.delete("dev:b")
+    found = backend.json("states", "dev:*")
+    assert [(state["state_id"], state["size_bytes"]) for state in found] == [("dev:a", 21)]
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", found[0]["updated_at"])
+    lines = backend.output("states").splitlines()
+    assert [line.split()[0] for line in lines] == ["STATE", "dev:a", "prod:a"]
+    assert backend.output("states", "*:z") == "No state matches.\n"
+
+
+def test_a_state_id_does_not_steer_the_terminal(on_tables: Backend) -> None:
+    on_tables.manager().set(MeltanoState("\x1b[31mred\n", {}, {}))
+    assert r"\x1b[31mred\n" in on_tables.output("states")
+    assert on_tables.json("states")[0]["state_id"] == "\x1b[31mred\n"
+
+
+def test_old_states_are_cleared_and_no_others(backend: Backend) -> None:
+    write(backend, "old", 91)
+    write(backend, "young", 89)
+    would = backend.json("prune", "--older-than", "90d", "--dry-run")
+    assert would == {"dry_run": True, "states": ["old"], "tombstones": [], "lock_rows": 0}
+    assert [state["state_id"] for state in backend.json("states")] == ["old", "young"]
+    assert backend.json("prune", "--older-than", "90d", "--yes") == would | {"dry_run": False}
+    assert [state["state_id"] for state in backend.json("states")] == ["young"]
+    assert backend.json("prune", "--older-than", "90d") == would | {"dry_run": False, "states": []}
+
+
+def test_a_state_that_was_updated_since_it_was_listed_stays(backend: Backend) -> None:
+    write(backend, "old", 91)
+    write(backend, "updated", 91)
+    listed = pruner(backend).old_states(90 * 86_400)
+    backend.manager().set(MeltanoState("updated", {}, {"n": 2}))
+    assert pruner(backend).clear(listed, 90 * 86_400) == ["old"]
+    assert backend.manager().get("updated") == MeltanoState("updated", {}, {"n": 2})
+
+
+def test_a_state_that_is_locked_is_named_and_stays_and_the_others_go(on_tables: Backend) -> None:
+    for state_id in ("held", "old"):
+        write(on_tables, state_id, 91)
+    with on_tables.manager().acquire_lock("held"):
+        line = failed(on_tables.run("prune", "--older-than", "90d", "--yes"))
+    assert line.startswith("Error: State 'held' is locked by ")
+    assert [state["state_id"] for state in on_tables.json("states")] == ["held"]
+
+
+def test_old_tombstones_go_with_all_that_they_hide(backend: Backend) -> None:
+    write(backend, "cleared long ago", 40)
+    write(backend, "cleared long ago", 31, cleared=True)
+    write(backend, "cleared lately", 29, cleared=True)
+    write(backend, "there", 40)
+    pruned = backend.json("prune", "--tombstones", "--yes")
+    assert pruned == {"dry_run": False, "states": [], "tombstones": ["cleared long ago"], "lock_rows": 0}
+    assert set(rows(backend)) == {"cleared lately", "there"}
+    assert [state["state_id"] for state in backend.json("states")] == ["there"]
+
+
+def test_a_state_that_was_set_again_since_its_tombstone_was_listed_stays(backend: Backend) -> None:
+    write(backend, "a", 31, cleared=True)
+    listed = pruner(backend).old_tombstones()
+    backend.manager().set(MeltanoState("a", {}, {"n": 2}))
+    assert (listed, pruner(backend).erase(listed)) == (["a"], [])
+    assert backend.manager().get("a") == MeltanoState("a", {}, {"n": 2})
+
+
+def test_an_erasure_that_comes_late_spares_what_was_written_since(backend: Backend) -> None:
+    write(backend, "a", 31, cleared=True)
+    backend.manager().set(MeltanoState("a", {}, {"n": 2}))
+    backend.target.maintenance.erase(["a"], days_ago(30))
+    assert rows(backend) == {"a": 1}
+    assert backend.manager().get("a") == MeltanoState("a", {}, {"n": 2})
+
+
+def test_what_is_set_after_an_erasure_has_a_greater_version_though_the_servers_clock_is_behind(
+    on_tables: Backend,
+) -> None:
+    """The pruner's lock keeps a token visible that is above every version that it erased."""
+    write(on_tables, "a", 31, cleared=True)
+    assert pruner(on_tables).erase(["a"]) == ["a"]
+    view = on_tables.target.locks.read_views(["a"])["a"]
+    assert view.floor > days_ago(1)
+    assert view.live == ()
+
+
+def test_lock_rows_go_when_their_time_to_live_is_over_and_not_before(backend: Backend) -> None:
+    backend.sql("SYSTEM STOP MERGES {schema}.state_lock")
+    backend.manager().set(MeltanoState("young", {}, {}))
+    backend.sql(
+        "INSERT INTO {schema}.state_lock (state_id, lock_id, released, locked_at, lease_seconds, sequence)"
+        " SELECT 'old', toString(number), 1, now64(6) - toIntervalDay(8), 1, 0 FROM numbers(5)"
+    )
+    assert backend.json("prune", "--locks", "--dry-run")["lock_rows"] == 5
+    backend.sql("SYSTEM START MERGES {schema}.state_lock")
+    assert backend.json("prune", "--locks", "--yes")["lock_rows"] <= 5  # a merge may have come first
+    assert rows(backend, "state_lock") == {"young": 2}
+
+
+def test_a_user_without_the_right_is_told_the_grant_and_nothing_goes(on_tables: Backend) -> None:
+    write(on_tables, "a", 31, cleared=True)
+    runner = Backend(on_tables.uri.replace("admin:p%40ss%3Aw%2Frd%2521", "runner:runner-password"))
+    assert "GRANT ALTER DELETE" in failed(runner.run("prune", "--tombstones", "--yes"))
+    assert rows(on_tables) == {"a": 1}
+    assert on_tables.json("locks") == []
+
+
+@pytest.mark.parametrize("age", ["90", "d", "-1d", "1y", "1.5d", ""])
+def test_an_age_that_is_none_is_wrong_usage(on_server: Backend, age: str) -> None:
+    result = on_server.run("prune", "--older-than", age, "--dry-run")
+    assert result.exit_code == 2
+    assert "is no age. Write it like 90d" in result.stderr
+
+
+def test_prune_does_nothing_unless_it_is_told_what(on_server: Backend) -> None:
+    result = on_server.run("prune", "--yes")
+    assert result.exit_code == 2
+    assert "Choose what to prune: --older-than, --tombstones, --locks." in result.stderr
+
+
+def test_many_states_are_pruned_part_by_part(on_tables: Backend) -> None:
+    long_ids = [f"{number:04d}-{'x' * 500}" for number in range(250)]
+    target = on_tables.target
+    target.states.insert_versions([StateRow(i, None, None, days_ago(31), is_deleted=True) for i in long_ids])
+    assert len(on_tables.json("prune", "--tombstones", "--yes")["tombstones"]) == 250
+    assert rows(on_tables) == {}

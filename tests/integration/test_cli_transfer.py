@@ -1,0 +1,237 @@
+"""`import` and `export`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from meltano.core.state_store.base import MeltanoState
+
+from meltano_ch_state.protocol import StateRow
+from tests.acceptance.project import Project
+from tests.rig.endpoint import Endpoint
+from tests.support.cli import COMMAND, Backend, failed
+
+STATES: dict[str, dict[str, Any]] = {
+    "": {"completed": {}, "partial": {"a": [None, True, 1.0]}},
+    "100%_done:'\"`\\\n": {"completed": {"n": 123456789012345678901234567890}, "partial": None},
+    "dev:tap-ünï-to-target\U0001f600": {"completed": {"text": "\u2028\x00\\"}, "partial": {}},
+    "prod:a": {"completed": None, "partial": {"z": 1, "a": 2}},
+}
+
+
+def stored(backend: Backend) -> list[Any]:
+    """The states as they lie in the table."""
+    return backend.sql("SELECT state_id, partial_state, completed_state FROM {schema}.state FINAL ORDER BY state_id")
+
+
+def actions(document: dict[str, Any]) -> dict[str, str]:
+    return {state["state_id"]: state["action"] for state in document["states"]}
+
+
+def test_what_is_exported_and_imported_elsewhere_is_exactly_the_same(
+    backend: Backend, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("copy")
+    copy = Backend(f"{backend.uri.partition('?')[0]}?schema={backend.target.settings.schema}&table=copy")
+    backend.output("import", "-", stdin=json.dumps(STATES))
+    document = backend.output("export")
+    assert json.loads(document) == STATES
+    (folder / "states.json").write_text(document)
+    assert actions(copy.json("import", str(folder / "states.json"))) == dict.fromkeys(STATES, "new")
+    assert copy.output("export") == document
+    assert copy.sql("SELECT state_id, partial_state, completed_state FROM {schema}.copy FINAL ORDER BY 1") == stored(
+        backend
+    )
+
+
+def test_what_is_there_is_replaced_after_a_question_and_what_is_the_same_stays_untouched(backend: Backend) -> None:
+    backend.output("import", "-", stdin='{"a": {"completed": {"n": 1}}, "b": {"completed": {"n": 1}}}')
+    updated = {state["state_id"]: state["updated_at"] for state in backend.json("states")}
+    new = '{"a": {"completed": {"n": 1}}, "b": {"completed": {"n": 1.0}}, "c": {"partial": {}}}'
+    plan = {"a": "unchanged", "b": "replaced", "c": "new"}
+    before = stored(backend)
+    assert failed(backend.run("import", "-", stdin=new), 2).startswith("Error: Nothing was done: ")
+    assert actions(backend.json("import", "-", "--dry-run", stdin=new)) == plan
+    assert stored(backend) == before
+    assert actions(backend.json("import", "-", "--yes", stdin=new)) == plan
+    assert backend.json("states")[0]["updated_at"] == updated["a"]
+    assert json.loads(backend.output("export"))["b"] == {"completed": {"n": 1.0}, "partial": None}
+
+
+def test_a_dry_run_shows_all_and_makes_no_table(fresh: Backend) -> None:
+    shown = fresh.output("import", "-", "--dry-run", stdin='{"a": {}}')
+    assert [line.split() for line in shown.splitlines()[:2]] == [["STATE", "ACTION"], ["a", "new"]]
+    assert shown.splitlines()[2] == "Would import 1 states (1 new, 0 replaced, 0 unchanged)."
+    assert fresh.json("current")["revision"] is None
+
+
+def test_the_first_import_makes_the_tables(fresh: Backend) -> None:
+    assert fresh.output("import", "-", stdin='{"a": {}}') == "Imported 1 states (1 new, 0 replaced, 0 unchanged).\n"
+    assert fresh.json("current")["status"] == "current"
+
+
+@pytest.mark.parametrize(
+    ("document", "complaint"),
+    [
+        ("[1", "Expecting ',' delimiter"),
+        ("[]", "It is no JSON object of states"),
+        ('{"good": {}, "a": 3}', "State 'a' is not of the form"),
+        ('{"good": {}, "a": {"n": 1}}', "State 'a' is not of the form"),
+        ('{"good": {}, "a": {"partial": [1]}}', "The partial part of state 'a' is no JSON object"),
+        ('{"good": {}, "\\ud800": {}}', "is no state ID"),
+        ("\xff", "Cannot import from -"),
+        ("[" * 100_000, "recursion"),
+    ],
+)
+def test_a_broken_document_is_one_line_and_nothing_is_written(
+    on_server: Backend, document: str, complaint: str
+) -> None:
+    assert complaint in failed(on_server.run("import", "-", "--yes", stdin=document))
+    assert on_server.json("current")["revision"] is None
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("no-such-file.json", "No such file or directory"),
+        ("file:///no/such/folder", "There is no such folder"),
+        ("nope://user:very-secret@bucket", "No state backend found for scheme 'nope'"),
+        ("clickhouse://user:very-secret@127.0.0.1:1", "No answer from ClickHouse at 127.0.0.1:1"),
+        ("clickhouse://user:very-secret/more@127.0.0.1:1", "not percent-encoded"),
+        ("clickhouse://127.0.0.1:1?password=very-secret&nope=1", "Unknown option 'nope'"),
+        ("nope://[", "Cannot import from nope://["),
+        ("systemdb", "Are you in a meltano project?"),
+    ],
+)
+def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
+    on_server: Backend, source: str, complaint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = on_server.run("import", source)
+    line = result.stderr.splitlines()[-1]
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert line.startswith("Error: Cannot import from ")
+    assert complaint in line
+    assert "very-secret" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_user_who_may_not_write_is_told_and_nothing_is_written(on_tables: Backend, server: Endpoint) -> None:
+    reader = Backend(on_tables.uri.replace(server.url(), server.url("reader")))
+    failed(reader.run("import", "-", stdin='{"a": {}}'))
+    assert stored(on_tables) == []
+
+
+def test_a_state_that_is_locked_is_named_and_the_others_are_written(on_tables: Backend) -> None:
+    impatient = Backend(f"{on_tables.uri}&lock_acquire_timeout_seconds=0")
+    with on_tables.manager().acquire_lock("held"):
+        line = failed(impatient.run("import", "-", stdin='{"held": {}, "free": {}}'))
+    assert line.startswith("Error: State 'held' is locked by ")
+    assert [state["state_id"] for state in on_tables.json("states")] == ["free"]
+
+
+def test_states_come_from_another_backend_of_this_package(on_tables: Backend, on_embedded: Backend) -> None:
+    states = [MeltanoState(f"id {number}", {}, {"n": number}) for number in range(250)]
+    on_embedded.manager().set_all(states)
+    assert len(on_tables.json("import", on_embedded.uri)["states"]) == 250
+    assert on_tables.output("export") == on_embedded.output("export")
+
+
+def test_states_come_from_a_folder_that_meltano_wrote(on_tables: Backend, tmp_path: Path) -> None:
+    (tmp_path / "dev:a").mkdir()
+    (tmp_path / "dev:a" / "state.json").write_text('{"completed": {"n": 1}, "partial": {}}')
+    assert actions(on_tables.json("import", f"file://{tmp_path}")) == {"dev:a": "new"}
+    assert json.loads(on_tables.output("export")) == {"dev:a": {"completed": {"n": 1}, "partial": {}}}
+
+
+def test_a_state_that_is_broken_in_its_backend_is_one_line_and_nothing_is_written(
+    on_tables: Backend, tmp_path: Path
+) -> None:
+    for name, contents in (("a", '{"completed": {}}'), ("b", "nonsense"), ("c", "[]")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "state.json").write_text(contents)
+    result = on_tables.run("import", f"file://{tmp_path}")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith(f"Error: Cannot import from file://{tmp_path}: ")
+    assert stored(on_tables) == []
+
+
+@pytest.mark.timeout(300)
+def test_states_move_from_meltanos_own_database_and_back_in_a_project(on_tables: Backend, tmp_path: Path) -> None:
+    """As one migrates: import from systemdb, export, and read that with Meltano's own command."""
+    states = {name: parts for name, parts in STATES.items() if name and None not in parts.values()}
+    project = Project(tmp_path / "project", {})
+    project.output("state", "import", stdin=json.dumps(states))
+    done = project.run(*COMMAND, "import", "systemdb", "--json", "--uri", on_tables.uri)
+    assert done.returncode == 0, done.stderr
+    assert actions(json.loads(done.stdout)) == dict.fromkeys(states, "new")
+    exported = on_tables.output("export")
+    assert json.loads(exported) == states
+    other = Project(tmp_path / "other", {})
+    other.output("state", "import", stdin=exported)
+    assert other.states() == states
+
+
+def test_export_replaces_its_file_only_when_it_is_complete(backend: Backend, tmp_path: Path) -> None:
+    file = tmp_path / "states.json"
+    backend.output("import", "-", stdin='{"a": {}}')
+    assert backend.output("export", str(file)) == f"Exported 1 states to {file}.\n"
+    before = file.read_text()
+    assert json.loads(before) == {"a": {"completed": None, "partial": None}}
+    backend.target.states.insert_versions([StateRow("b", None, "nonsense", 1)])
+    assert "State 'b' holds something that is no JSON" in failed(backend.run("export", str(file)))
+    assert file.read_text() == before
+    assert [path.name for path in tmp_path.glob("*.json*")] == ["states.json"]
+
+
+def test_export_writes_into_a_pipe_and_through_a_link_and_replaces_neither(on_tables: Backend, tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE, text=True) as reader:
+        on_tables.output("export", str(pipe))
+        assert reader.communicate(timeout=60)[0] == "{}\n"
+    on_tables.output("export", str(link))
+    assert (pipe.is_fifo(), link.is_symlink(), file.read_text()) == (True, True, "{}\n")
+
+
+def test_export_of_nothing_is_an_empty_document(backend: Backend) -> None:
+    assert backend.output("export") == "{}\n"
+    assert json.loads(backend.output("export", "-")) == {}
+
+
+def test_export_tells_in_json_how_many_it_wrote(on_tables: Backend, tmp_path: Path) -> None:
+    file = str(tmp_path / "states.json")
+    assert on_tables.json("export", file) == {"file": file, "states": 0}
+
+
+def test_export_where_there_are_no_tables_is_a_failure_not_an_empty_backup(fresh: Backend, tmp_path: Path) -> None:
+    assert "There is nothing to export" in failed(fresh.run("export", str(tmp_path / "states.json")))
+    assert not (tmp_path / "states.json").exists()
+
+
+def test_a_file_that_cannot_be_written_is_one_line(on_tables: Backend) -> None:
+    assert failed(on_tables.run("export", "/no/such/folder/states.json")) == (
+        "Error: Cannot write /no/such/folder/states.json: No such file or directory."
+    )
+
+
+def test_as_processes_export_and_import_are_piped(on_tables: Backend, on_embedded: Backend) -> None:
+    on_tables.output("import", "-", stdin=json.dumps(STATES))
+    document = on_tables.process("export")
+    done = subprocess.run(
+        [*COMMAND, "import", "-", "--uri", on_embedded.uri],
+        input=document.stdout,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")  # no progress bar where there is no terminal
+    assert done.stdout == "Imported 4 states (4 new, 0 replaced, 0 unchanged).\n"
+    assert on_embedded.output("export") == document.stdout
