@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meltano_ch_state.migrate import upgrade
+    from meltano_ch_state.library import open_store, upgrade
     from meltano_ch_state.models import State, StateLock, metadata
     from meltano_ch_state.repositories.locks import LockRepository
     from meltano_ch_state.repositories.states import StateRepository
@@ -21,10 +21,11 @@ _HOMES = {
     "StateLock": "models",
     "StateRepository": "repositories.states",
     "metadata": "models",
-    "upgrade": "migrate",
+    "open_store": "library",
+    "upgrade": "library",
 }
 
-__all__ = ["LockRepository", "State", "StateLock", "StateRepository", "metadata", "upgrade"]
+__all__ = ["LockRepository", "State", "StateLock", "StateRepository", "metadata", "open_store", "upgrade"]
 
 
 def __getattr__(name: str) -> object:

@@ -37,7 +37,11 @@ class ClickHouseImpl(DefaultImpl):
     transactional_ddl = False
 
     def version_table_impl(self, *, version_table: str, version_table_schema: str | None, **options: Any) -> Table:
-        """The table that holds the schema's revision."""
+        """The table that holds the schema's revision; in another project's environment, Alembic's own."""
+        if "names" not in self.context_opts:
+            return super().version_table_impl(
+                version_table=version_table, version_table_schema=version_table_schema, **options
+            )
         names: Names = self.context_opts["names"]
         topology: Topology = self.context_opts.get("topology", Topology())
         replacing: dict[str, Any] = {"version": "position", "order_by": ("singleton",)}

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,8 +197,21 @@ def alembic_config(engine: Engine, names: Names = _DEFAULT_NAMES, topology: Topo
 def _run(command: str, config: Config, revision: str) -> None:
     from alembic import command as commands  # noqa: PLC0415 - dear, and seldom needed
 
-    with _one_at_a_time:  # `alembic.op` and `alembic.context` are one per process
+    with _one_at_a_time, _outer_environment_kept():  # `alembic.op` and `alembic.context` are one per process
         getattr(commands, command)(config, revision)
+
+
+@contextmanager
+def _outer_environment_kept() -> Iterator[None]:
+    """Let another project's own Alembic environment call this: ours would leave it without its `alembic.context`."""
+    from alembic import context  # noqa: PLC0415
+
+    outer = getattr(context, "_proxy", None)
+    try:
+        yield
+    finally:
+        if outer is not None:
+            outer.__enter__()
 
 
 def main() -> None:

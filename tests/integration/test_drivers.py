@@ -20,7 +20,6 @@ from meltano_ch_state.errors import (
     StateBackendError,
 )
 from meltano_ch_state.protocol import StateRow
-from meltano_ch_state.settings import Names
 from tests.rig.endpoint import Endpoint
 from tests.rig.server import ClickHouseServer
 
@@ -59,7 +58,7 @@ def tables(server: Endpoint, schema: str) -> str:
     """A schema with the tables."""
     url = URL.create("clickhouse+connect", "admin", server.users["admin"].password, server.host, server.http_port)
     engine = create_engine(url)
-    upgrade(engine, Names(schema))
+    upgrade(engine, schema)
     engine.dispose()
     return schema
 
