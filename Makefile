@@ -8,7 +8,7 @@ export PIP_USER := 0
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint dist lowest bench soak clean
+.PHONY: demo test lint docs dist lowest bench soak clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed ## a Meltano pipeline, run twice, that keeps its bookmark in the embedded engine
@@ -22,6 +22,9 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
+
+docs: .venv/installed ## the site, in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 dist: .venv/installed ## the source archive, and the wheel made from it
 	rm -rf dist
