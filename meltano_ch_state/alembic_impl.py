@@ -22,7 +22,8 @@ from sqlalchemy.sql.elements import ColumnClause, TextClause
 from sqlalchemy.types import NullType, UserDefinedType
 
 from meltano_ch_state.errors import SchemaError
-from meltano_ch_state.models import MICROSECONDS
+from meltano_ch_state.models import MICROSECONDS, build
+from meltano_ch_state.repositories.adoption import adopt_locks, adopt_states, adoptable
 from meltano_ch_state.repositories.faults import code_of
 from meltano_ch_state.repositories.schema import create_database, database_ddl, foreign_tables, replica_of
 from meltano_ch_state.settings import Names, Topology
@@ -120,7 +121,7 @@ class VersionTable(Table):
         topology: Topology = self.info["topology"]
         with lost_races_forgiven():
             if isinstance(bind, Connection):
-                _refuse_foreign_tables(bind, names)
+                _adopt_or_refuse(bind, names, topology)
                 create_database(bind, names.schema, topology)
             else:  # --sql
                 bind.execute(database_ddl(names.schema, topology))
@@ -192,8 +193,15 @@ def _truncate(element: Truncate, compiler: DDLCompiler, **options: Any) -> str:
     return f"TRUNCATE TABLE {compiler.preparer.format_table(element.table)}"
 
 
-def _refuse_foreign_tables(connection: Connection, names: Names) -> None:
-    if foreign := foreign_tables(connection, names):
+def _adopt_or_refuse(connection: Connection, names: Names, topology: Topology) -> None:
+    """Make the tables of `meltano-state-backend-clickhouse` ours; leave those of anybody else alone."""
+    foreign = foreign_tables(connection, names)
+    if foreign and not topology.is_replicated and all(adoptable(connection, names, table) for table in foreign):
+        if names.table in foreign:
+            adopt_states(connection, names)
+        if names.lock_table in foreign:
+            adopt_locks(connection, names, build(names).state_lock)
+    elif foreign:
         tables = " and ".join(f"{names.schema}.{table}" for table in foreign)
         raise SchemaError(
             f"Another program's tables are in the way: {tables}",

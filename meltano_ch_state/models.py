@@ -72,7 +72,7 @@ class StateColumns:
     state_id: Mapped[str] = _string(primary_key=True)
     partial_state: Mapped[str | None] = mapped_column(types.Nullable(types.String), nullable=True)
     completed_state: Mapped[str | None] = mapped_column(types.Nullable(types.String), nullable=True)
-    updated_at: Mapped[int] = _timestamp()
+    updated_at: Mapped[int] = _server_time()
     is_deleted: Mapped[int] = mapped_column(types.UInt8, nullable=False, server_default=text("0"))
 
 

@@ -14,7 +14,7 @@ CREATE TABLE IF NOT EXISTS `meltano`.`state` (
     state_id String,
     partial_state Nullable(String),
     completed_state Nullable(String),
-    updated_at DateTime64(6),
+    updated_at DateTime64(6) DEFAULT now64(6),
     is_deleted UInt8 DEFAULT 0
 ) ENGINE = ReplacingMergeTree(updated_at)
 ORDER BY state_id
