@@ -12,13 +12,13 @@ from sqlalchemy import Connection, Engine, event
 import meltano_ch_state.alembic_compare
 import meltano_ch_state.alembic_impl  # noqa: F401 - registers ClickHouse with Alembic
 from meltano_ch_state.connection import engine_for
-from meltano_ch_state.errors import MissingSettingError, StateBackendError
+from meltano_ch_state.errors import MissingSettingError, NoKeeperError, StateBackendError
 from meltano_ch_state.migrate import Schema
 from meltano_ch_state.models import build
 from meltano_ch_state.project import find_settings
 from meltano_ch_state.repositories.faults import server_errors
-from meltano_ch_state.repositories.schema import on_cluster, replacing_engine
-from meltano_ch_state.settings import Names, Settings, Topology
+from meltano_ch_state.repositories.schema import keeper_ddl, on_cluster, replacing_engine
+from meltano_ch_state.settings import AUTO, INSERT, KEEPER, Names, Settings, Topology
 
 # sooner than the client gives up, so that the error names the servers that are missing
 CLUSTER_SETTINGS = {"distributed_ddl_task_timeout": 50}
@@ -33,10 +33,30 @@ def run_command() -> None:
     settings = command_settings()
     if context.is_offline_mode():
         run_offline(settings.names, settings.topology)
+        if is_upgrade() and settings.lock_mode == KEEPER:
+            context.execute(keeper_ddl(settings.names, settings.topology).text)
     else:
         engine = engine_for(settings)
         event.listen(engine, "engine_connect", forget_default_schema)
         run_online(engine, settings.names, settings.topology)
+        if is_upgrade() and settings.lock_mode != INSERT:
+            make_keeper_table(engine, settings)
+
+
+def is_upgrade() -> bool:
+    """Whether the command is `upgrade`: only that makes tables."""
+    command = getattr(context.config.cmd_opts, "cmd", None)
+    return bool(command) and command[0].__name__ == "upgrade"
+
+
+def make_keeper_table(engine: Engine, settings: Settings) -> None:
+    """Make the lock table in Keeper. No revision does: a server may get its Keeper at any time."""
+    try:
+        Schema(engine, settings.names, topology=settings.topology).make_keeper_table()
+    except NoKeeperError as error:
+        if settings.lock_mode != AUTO:
+            raise
+        logging.getLogger("alembic.runtime.migration").info("%s", error)
 
 
 def command_settings() -> Settings:

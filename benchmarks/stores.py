@@ -15,6 +15,7 @@ SYSTEM = "Meltano's SQLite"
 FILES = "Meltano's files"
 EXISTING = "existing backend"
 EMBEDDED = "this product, embedded"
+KEEPER = "this product, locks in Keeper"
 OUR_DISTRIBUTION = "meltano-ch-state"
 
 Store = Any
@@ -47,7 +48,8 @@ class Place:
     @property
     def schemas(self) -> dict[str, str]:
         """The database of each store on the server."""
-        return {PRODUCT: self.schema, BARE: f"{self.schema}_bare", EXISTING: f"{self.schema}_existing"}
+        own = {BARE: "bare", EXISTING: "existing", KEEPER: "keeper"}
+        return {PRODUCT: self.schema} | {name: f"{self.schema}_{ending}" for name, ending in own.items()}
 
 
 def names() -> list[str]:
@@ -131,4 +133,10 @@ def _existing() -> Callable[[Place], Store]:
     return lambda place: manager(uri=f"{place.url}/default", schema=place.schemas[EXISTING])
 
 
-_OPENERS = {PRODUCT: _product, BARE: _bare, SYSTEM: _system, FILES: _files, EXISTING: _existing}
+def _keeper() -> Callable[[Place], Store]:
+    from meltano_ch_state.manager import ClickhouseStateStoreManager
+
+    return lambda place: ClickhouseStateStoreManager(place.url, schema=place.schemas[KEEPER], lock_mode="keeper")
+
+
+_OPENERS = {PRODUCT: _product, KEEPER: _keeper, BARE: _bare, SYSTEM: _system, FILES: _files, EXISTING: _existing}

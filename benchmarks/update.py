@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import sys
 from functools import partial as bind
+from typing import Any
 
 from benchmarks import states
 from benchmarks.bench import Bench
 from benchmarks.report import Target
-from benchmarks.stores import BARE, PRODUCT, Store, make
+from benchmarks.stores import BARE, KEEPER, PRODUCT, Place, Store, make, open_all
 from benchmarks.timing import in_turn, ratio, spreads
 
 BYTES = 1_000
-COMPLETE_LIMIT, PARTIAL_LIMIT = 1.5, 1.6
+COMPLETE_LIMIT, PARTIAL_LIMIT, KEEPER_LIMIT = 1.5, 1.6, 1.1
 
 
 def measure(bench: Bench) -> None:
@@ -30,10 +31,21 @@ def measure(bench: Bench) -> None:
             seen = in_turn(calls, bench.sizes.updates, warm_up=3)
             target = Target("ratio to bare", ratio(seen[PRODUCT], seen[BARE]), limit)
             bench.results.add(f"update, {name}, warm", "ms", spreads(seen, 1e3), target)
+        _measure_keeper(bench, place, complete)
         gets = {store: bind(opened.get, state_id=complete.state_id) for store, opened in stores.items()}
         bench.results.add("get, warm", "ms", spreads(in_turn(gets, bench.sizes.updates), 1e3))
         calls = {store: bind(_set_and_clear, opened) for store, opened in stores.items()}
         bench.results.add("update and clear, warm", "ms", spreads(in_turn(calls, bench.sizes.updates // 2), 1e3))
+
+
+def _measure_keeper(bench: Bench, place: Place, state: Any) -> None:
+    """The same update with locks in Keeper; in a schema of its own, where no guard keeps anybody out."""
+    opened = open_all(place, [KEEPER, PRODUCT])
+    calls = {store: bind(manager.update, state) for store, manager in opened.items()}
+    seen = in_turn(calls, bench.sizes.updates, warm_up=3)
+    target = Target("ratio to inserts", ratio(seen[KEEPER], seen[PRODUCT]), KEEPER_LIMIT)
+    name = "update, complete, warm, locks in Keeper"
+    bench.results.add(name, "ms", {PRODUCT: spreads(seen, 1e3)[KEEPER]}, target)
 
 
 def _set_and_clear(store: Store) -> None:

@@ -19,6 +19,7 @@ _DESCRIPTIONS = {
     "ca_cert": "PEM file with the authority that signed the server's certificate",
     "schema": "ClickHouse database that holds the state tables",
     "table": "State table",
+    "lock_mode": "Where locks are kept: insert (an ordinary table), keeper (a KeeperMap table), or auto",
     "lock_settle_seconds": "Pause before a lock is decided, in seconds",
     "stale_lock_seconds": "Silence after which a lock may be taken over, in seconds",
     "lock_acquire_timeout_seconds": "Longest wait for another holder's lock, in seconds",

@@ -4,13 +4,15 @@
     ├── ConfigurationError            a setting, or a part of the URI, is wrong
     │   └── MissingSettingError       a setting that has no default is not there
     ├── ServerError                   the server refused a statement for a reason of its own
+    │   ├── KeeperConflictError       another client changed the same row in Keeper first
     │   ├── ServerUnreachableError    no answer: refused, reset, timed out, TLS failed, folder busy
     │   ├── ServerBusyError           it cannot do it now: overloaded, starting, without its Keeper or a quorum
     │   ├── AuthenticationError       wrong user or password
     │   └── PermissionDeniedError     the user lacks a GRANT
     ├── SchemaError                   the tables are not as this version needs them
     │   ├── SchemaMissingError        not there, or too old, and `auto_upgrade` is off
-    │   └── SchemaTooNewError         made by a later version of this package
+    │   ├── SchemaTooNewError         made by a later version of this package
+    │   └── NoKeeperError             `lock_mode` is `keeper`, but the server keeps no such table, or lost it
     ├── InvalidStateError             a stored state is not JSON, or a given one cannot be stored
     └── LockError
         ├── StateLockedError          somebody else held the lock until the wait was over
@@ -69,6 +71,10 @@ class ServerBusyError(ServerError):
     """The server cannot do it now, but may soon: it is overloaded, starts, stops, or misses its Keeper or a quorum."""
 
 
+class KeeperConflictError(ServerError):
+    """Another client created or changed the same row in Keeper first; nothing was done."""
+
+
 class AuthenticationError(ServerError):
     """The user or the password is wrong."""
 
@@ -87,6 +93,10 @@ class SchemaMissingError(SchemaError):
 
 class SchemaTooNewError(SchemaError):
     """The tables were made by a later version of this package."""
+
+
+class NoKeeperError(SchemaError):
+    """The server has no Keeper for the lock table, or its Keeper has lost it."""
 
 
 class InvalidStateError(StateBackendError):

@@ -20,6 +20,9 @@ from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow, StateRow, V
 NAMED_IN_ERRORS = 10
 """An error names so many state IDs; its attribute has all."""
 
+GUARDED = "Set lock_mode to keeper here, too, as it is for other clients; or have none of them at work for a lease"
+"""The remedy of who locks by inserts, and meets those who lock in Keeper."""
+
 
 class LockStore(Protocol):
     """Where lock rows live."""
@@ -112,7 +115,7 @@ class Lock:
             StateLockLostError: If this holder was deposed.
         """
         if self._lost or os.getpid() != self._pid:
-            raise _lost(state_id)
+            raise lost(state_id)
         written = self._writes.get(state_id, 0)
         if written >= TOKEN_STEP:  # the next holder's versions begin there
             self._republish(state_id)
@@ -132,7 +135,7 @@ class Lock:
         for state_id in asked:
             if (state_id, self.lock_id) not in alive:
                 self._lost = True
-                raise _lost(state_id)
+                raise lost(state_id)
 
     def renew(self) -> None:
         """Say that the holder lives, then see whether it was deposed.
@@ -198,7 +201,7 @@ def locked(before: Mapping[str, Sequence[LiveLock]], now: int) -> StateLockedErr
         return _named_error(tuple(before), "wanted by others all the time")
     first = next(iter(blocked.values()))[0]
     unlock = f"meltano-ch-state unlock {shlex.quote(first.state_id)} --lock-id {first.lock_id}"
-    error = _named_error(tuple(blocked), f"locked by {describe(first, now)}", unlock)
+    error = _named_error(tuple(blocked), f"locked by {describe(first, now)}", unlock, GUARDED if first.is_guard else "")
     error.holder, error.operation, error.lock_id = first.identity.holder, first.identity.operation, first.lock_id
     error.age_seconds, error.lease_seconds_left = first.age_seconds(now), first.lease_seconds_left(now)
     return error
@@ -212,19 +215,21 @@ def merged(errors: Sequence[StateLockedError]) -> StateLockedError:
     return _named_error(state_ids, f"locked, the first by {errors[0].holder}")
 
 
-def _named_error(state_ids: tuple[str, ...], complaint: str, unlock: str = "") -> StateLockedError:
+def _named_error(state_ids: tuple[str, ...], complaint: str, unlock: str = "", remedy: str = "") -> StateLockedError:
     names = ", ".join(map(repr, state_ids[:NAMED_IN_ERRORS]))
     more = f" and {len(state_ids) - NAMED_IN_ERRORS} more" if len(state_ids) > NAMED_IN_ERRORS else ""
     error = StateLockedError(
         f"State {names}{more} is {complaint}",
-        "Wait for it, or raise lock_acquire_timeout_seconds; a dead holder's lock ends by itself with its lease"
+        remedy
+        or "Wait for it, or raise lock_acquire_timeout_seconds; a dead holder's lock ends by itself with its lease"
         + (f", or at once with: {unlock}" if unlock else ""),
     )
     error.state_ids, error.unlock_command = state_ids, unlock
     return error
 
 
-def _lost(state_id: str) -> StateLockLostError:
+def lost(state_id: str) -> StateLockLostError:
+    """The error of a holder that was deposed."""
     return StateLockLostError(
         f"The lock of state {state_id!r} was lost to another holder, so this write does not count",
         "Run it again; if it was paused for long, raise stale_lock_seconds",

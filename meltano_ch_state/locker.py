@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -69,13 +70,18 @@ class LockOptions:
         )
 
 
-class Locker:
-    """Takes locks on one store. Locks are per thread and state ID; one locker serves all threads."""
+def tell_of_take_over(lock: LiveLock, now: int) -> None:
+    """Log whose lock is taken over."""
+    logger.warning("Taking over the lock of state %r from %s", lock.state_id, describe(lock, now))
+
+
+class BaseLocker(ABC):
+    """What every way to lock has in common: which thread holds what, renewal while that lasts, and what it cost."""
 
     def __init__(self, store: LockStore, options: LockOptions | None = None, clock: Clock | None = None) -> None:
         """Bind a store; nothing is sent yet."""
-        self.options = options or LockOptions()
         self._store = store
+        self.options = options or LockOptions()
         self._clock = clock or Clock()
         self._local = threading.local()
         self._contended: dict[str, float] = {}  # when this process last released what others waited for
@@ -101,6 +107,7 @@ class Locker:
         with closing(self.hold_each([state_id], operation, **limits)) as locks:
             yield next(locks)
 
+    @abstractmethod
     def hold_each(
         self,
         state_ids: Collection[str],
@@ -118,16 +125,107 @@ class Locker:
             NestedLockError: If this thread holds one of them already.
             StateLockedError: If another holder kept some until the timeout; the error names them, the others are done.
         """
+
+    def _new_wait(self, timeout_seconds: float | None, retry_seconds: float | None) -> Wait:
         timeout = self.options.timeout_seconds if timeout_seconds is None else timeout_seconds
         retry = self.options.retry_seconds if retry_seconds is None else retry_seconds
+        return Wait(self._clock, timeout, retry)
+
+    def _wanted_lately(self, state_ids: Iterable[str]) -> bool:
+        """Whether others waited for one of them when this process released it a moment ago."""
+        released = max((self._contended.get(state_id, float("-inf")) for state_id in state_ids), default=float("-inf"))
+        return self._clock.monotonic() - released <= CONTENDED_SECONDS
+
+    def _remember_contention(self, state_ids: Iterable[str], wait: Wait) -> None:
+        if wait.contended:
+            self._contended.update(dict.fromkeys(state_ids, self._clock.monotonic()))
+
+    def _those_over(self, locks: Iterable[LiveLock], views: Mapping[str, View], wait: Wait) -> list[LiveLock]:
+        """Those of some locks that may be taken for given up."""
+        asked = list(locks)
+        dead = {process for process in {lock.identity.process for lock in asked} if is_dead(process)}
+        return [lock for lock in asked if self._is_over(lock, views[lock.state_id].now, dead, wait)]
+
+    def _take_over(self, abandoned: Collection[LiveLock], views: Mapping[str, View]) -> None:
+        """Revoke locks by a tombstone each. Whether that was in time, the next read tells."""
+        for lock in abandoned:
+            tell_of_take_over(lock, views[lock.state_id].now)
+        self._store.insert([tombstone_of(lock, identify("take over")) for lock in abandoned])
+
+    def _is_over(self, lock: LiveLock, now: int, dead: Collection[str], wait: Wait) -> bool:
+        """Whether a lock or a place may be taken for given up.
+
+        Its owner was silent for a lease, by the server's clock or by this waiter's own; or it is a dead process of this
+        host; or this process itself failed to release it.
+        """
+        return (
+            lock.lease_seconds_left(now) < 0
+            or lock.identity.process in dead
+            or lock.lock_id in self._orphans
+            or wait.sees_silence(lock)
+        )
+
+    @contextmanager
+    def _holding(self, lock: Lock, wait: Wait) -> Iterator[None]:
+        waited, since = wait.seconds, self._clock.monotonic()
+        holdings, state_ids = self._holdings(), lock.state_ids
+        holdings.update(dict.fromkeys(state_ids, lock))
+        renewal = Renewal(lock)
+        renewal.start()
+        try:
+            yield
+        finally:
+            renewal.stop()
+            for state_id in state_ids:
+                holdings.pop(state_id, None)
+            if self.options.observe and state_ids:
+                held = self._clock.monotonic() - since
+                self.options.observe(Metrics(state_ids, wait.attempts, waited, held))
+
+    def _settle(self) -> None:
+        asked = self.options.settle_seconds
+        seconds = self._store.settle_seconds() if asked is None else asked
+        if seconds:
+            self._clock.sleep(seconds)
+
+    def _leave_behind(self, lock: Lock, error: BaseException) -> None:
+        """A lock could not be released: it ends with its lease, and at once for this process."""
+        self._orphans.add(lock.lock_id)
+        if not isinstance(error, Exception):  # an interrupt
+            raise error
+        # whatever else it is, it must not mask what happened in the body
+        logger.warning("The lock of %s could not be released: %s", ", ".join(map(repr, lock.state_ids)), error)
+
+    def _holdings(self) -> dict[str, Lock]:
+        return self._local.__dict__.setdefault("holdings", {})  # type: ignore[no-any-return]
+
+    def _refuse_nested(self, state_ids: Iterable[str]) -> None:
+        for state_id in state_ids:
+            if self.held(state_id):
+                raise NestedLockError(
+                    f"This thread holds the lock of state {state_id!r} already", "Use the lock it holds, or release it"
+                )
+
+
+class Locker(BaseLocker):
+    """Takes locks on one store. Locks are per thread and state ID; one locker serves all threads."""
+
+    def hold_each(
+        self,
+        state_ids: Collection[str],
+        operation: str = "lock",
+        *,
+        timeout_seconds: float | None = None,
+        retry_seconds: float | None = None,
+    ) -> Generator[Lock, None, None]:
+        """Hold the locks of many state IDs, part by part; see `BaseLocker`."""
         self._refuse_nested(state_ids)
-        turn = _Turn(dict.fromkeys(state_ids), operation, Wait(self._clock, timeout, retry))
+        turn = _Turn(dict.fromkeys(state_ids), operation, self._new_wait(timeout_seconds, retry_seconds))
         try:
             yield from self._hold_rest(turn)
         finally:
             self._bury(turn.place)
-            if turn.wait.contended:
-                self._contended.update(dict.fromkeys(state_ids, self._clock.monotonic()))
+            self._remember_contention(state_ids, turn.wait)
 
     def _hold_rest(self, turn: _Turn) -> Iterator[Lock]:
         free = self._first_look(turn)
@@ -147,9 +245,7 @@ class Locker:
         if len(state_ids) > 1:
             turn.born = self._store.now()
             return state_ids
-        released = max((self._contended.get(state_id, float("-inf")) for state_id in state_ids), default=float("-inf"))
-        lately = self._clock.monotonic() - released <= CONTENDED_SECONDS
-        return self._until_turn(turn) if lately else state_ids
+        return self._until_turn(turn) if self._wanted_lately(state_ids) else state_ids
 
     def _new_lock(self, state_ids: Collection[str], turn: _Turn, *, waiting: bool = False) -> Lock:
         born = turn.place.born if turn.place else turn.born
@@ -269,49 +365,11 @@ class Locker:
         while True:
             views = self._store.read(state_ids)
             locks = [lock for view in views.values() for lock in (*view.rivals(lock_id), *view.queue)]
-            dead = {process for process in {lock.identity.process for lock in locks} if is_dead(process)}
-            over = [lock for lock in locks if self._is_over(lock, views[lock.state_id].now, dead, wait)]
+            over = self._those_over(locks, views, wait)
             abandoned = [lock for lock in over if not lock.waiting]
             if not abandoned:
                 return {state_id: view.without(over) for state_id, view in views.items()} if over else views
             self._take_over(abandoned, views)
-
-    def _take_over(self, abandoned: Collection[LiveLock], views: Mapping[str, View]) -> None:
-        """Revoke locks by a tombstone each. Whether that was in time, the next read tells."""
-        for lock in abandoned:
-            now = views[lock.state_id].now
-            logger.warning("Taking over the lock of state %r from %s", lock.state_id, describe(lock, now))
-        self._store.insert([tombstone_of(lock, identify("take over")) for lock in abandoned])
-
-    def _is_over(self, lock: LiveLock, now: int, dead: Collection[str], wait: Wait) -> bool:
-        """Whether a lock or a place may be taken for given up.
-
-        Its owner was silent for a lease, by the server's clock or by this waiter's own; or it is a dead process of this
-        host; or this process itself failed to release it.
-        """
-        return (
-            lock.lease_seconds_left(now) < 0
-            or lock.identity.process in dead
-            or lock.lock_id in self._orphans
-            or wait.sees_silence(lock)
-        )
-
-    @contextmanager
-    def _holding(self, lock: Lock, wait: Wait) -> Iterator[None]:
-        waited, since = wait.seconds, self._clock.monotonic()
-        holdings, state_ids = self._holdings(), lock.state_ids
-        holdings.update(dict.fromkeys(state_ids, lock))
-        renewal = Renewal(lock)
-        renewal.start()
-        try:
-            yield
-        finally:
-            renewal.stop()
-            for state_id in state_ids:
-                holdings.pop(state_id, None)
-            if self.options.observe and state_ids:
-                held = self._clock.monotonic() - since
-                self.options.observe(Metrics(state_ids, wait.attempts, waited, held))
 
     def _bury(self, lock: Lock | None, place: Lock | None = None) -> None:
         """Release a lock, and the place in the queue for the same state IDs.
@@ -325,30 +383,10 @@ class Locker:
             if rows := [*lock.end(), *(place.end(ended) if place else ())]:
                 self._store.insert(rows)
         except BaseException as error:
-            self._orphans.add(lock.lock_id)
-            if not isinstance(error, Exception):  # an interrupt
-                raise
-            # whatever else it is, it must not mask what happened in the body
-            logger.warning("The lock of %s could not be released: %s", ", ".join(map(repr, ended)), error)
+            self._leave_behind(lock, error)
             return
         for released in filter(None, (lock, place)):
             released.forget(ended)
-
-    def _holdings(self) -> dict[str, Lock]:
-        return self._local.__dict__.setdefault("holdings", {})  # type: ignore[no-any-return]
-
-    def _refuse_nested(self, state_ids: Iterable[str]) -> None:
-        for state_id in state_ids:
-            if self.held(state_id):
-                raise NestedLockError(
-                    f"This thread holds the lock of state {state_id!r} already", "Use the lock it holds, or release it"
-                )
-
-    def _settle(self) -> None:
-        asked = self.options.settle_seconds
-        seconds = self._store.settle_seconds() if asked is None else asked
-        if seconds:
-            self._clock.sleep(seconds)
 
 
 @dataclass(slots=True)

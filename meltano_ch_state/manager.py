@@ -15,9 +15,11 @@ from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.logs import quiet_drivers
 from meltano_ch_state.meltano_errors import meltano_errors
 from meltano_ch_state.migrate import Schema, upgrade
+from meltano_ch_state.modes import ModeLocker
+from meltano_ch_state.repositories.keeper import KeeperRepository
 from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.repositories.states import StateRepository
-from meltano_ch_state.settings import SETTING_NAMES, Settings, resolve
+from meltano_ch_state.settings import KEEPER, SETTING_NAMES, Settings, resolve
 from meltano_ch_state.store import State, StateStore
 
 logger = logging.getLogger(__name__)
@@ -59,10 +61,20 @@ class ClickhouseStateStoreManager(StateStoreManager):
         """The states and their locks."""
         settings = self.settings
         engine = engine_for(settings)
-        locks = LockRepository(engine, settings.schema, settings.table, options=LockOptions.of(settings))
         states = StateRepository(engine, settings.schema, settings.table)
-        schema = Schema(engine, settings.names, settings.auto_upgrade, settings.topology)
-        return StateStore(states, locks.locker, schema)
+        options = LockOptions.of(settings)
+        insert, keeper = (
+            repository(engine, settings.schema, settings.table, options=options)
+            for repository in (LockRepository, KeeperRepository)
+        )
+        make = self._schema.make_keeper_table if settings.auto_upgrade else None
+        locker = ModeLocker(settings.lock_mode, insert.locker, keeper.locker, keeper.cells.probe, make)
+        return StateStore(states, locker, self._schema)
+
+    @property
+    def _schema(self) -> Schema:
+        settings = self.settings
+        return Schema(engine_for(settings), settings.names, settings.auto_upgrade, settings.topology)
 
     def set(self, state: MeltanoState) -> None:
         """Replace a state, under its lock."""
@@ -104,6 +116,8 @@ class ClickhouseStateStoreManager(StateStoreManager):
         """Create or upgrade the tables; `meltano upgrade` calls it."""
         with meltano_errors():
             upgrade(engine_for(self.settings), self.settings.names, topology=self.settings.topology)
+            if self.settings.lock_mode == KEEPER:
+                self._schema.make_keeper_table()
 
     def close(self) -> None:
         """Let go of the connection; the next call would connect again. Locks that are held stay so."""

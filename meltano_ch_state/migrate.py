@@ -89,6 +89,15 @@ class Schema:
             if self._topology.replicated is not False and self._repository.has_plain_tables():
                 self._refuse_a_cluster()
 
+    def make_keeper_table(self) -> None:
+        """Create the lock table in Keeper unless it is there. No revision does: a server may get a Keeper at any time.
+
+        Raises:
+            NoKeeperError: If the server has no Keeper for tables.
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        self._repository.make_keeper_table(self.fitting_topology())
+
     def fitting_topology(self) -> Topology:
         """On which servers to make the tables, when this server has its say: ClickHouse Cloud sees to that by itself.
 

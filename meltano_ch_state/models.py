@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from clickhouse_sqlalchemy import engines, types
-from sqlalchemy import Dialect, MetaData, Table, TypeDecorator, func, text
+from sqlalchemy import Column, Dialect, MetaData, Table, TypeDecorator, func, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 
 from meltano_ch_state.settings import Names
@@ -131,6 +131,11 @@ class Models:
         """The lock table, for Core statements."""
         return self.StateLock.__table__  # type: ignore[no-any-return]
 
+    @property
+    def keeper_lock(self) -> Table:
+        """The lock table in Keeper, for Core statements. It is no part of the metadata: most servers have none."""
+        return _keeper_lock(self.names)
+
 
 @cache
 def build(names: Names) -> Models:
@@ -139,6 +144,17 @@ def build(names: Names) -> Models:
     state = type("State", (StateColumns, base), {"__tablename__": names.table})
     lock = type("StateLock", (StateLockColumns, base), {"__tablename__": names.lock_table})
     return Models(names, base.metadata, state, lock)  # type: ignore[attr-defined]
+
+
+@cache
+def _keeper_lock(names: Names) -> Table:
+    """One row per state ID, with the columns of the lock table but for the queue, which it has not."""
+    columns = (column for column in build(names).state_lock.columns if column.name != "waiting")
+    return Table(
+        names.keeper_table,
+        MetaData(schema=names.schema),
+        *(Column(column.name, column.type, nullable=False) for column in columns),
+    )
 
 
 DEFAULT = build(Names())

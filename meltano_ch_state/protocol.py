@@ -23,6 +23,11 @@ from meltano_ch_state.process import Identity
 TOKEN_STEP = 1_000
 """Two holders' tokens are at least this far apart, in microseconds: room for the versions written under one token."""
 
+GUARD = "keeper"
+"""The operation of a guard: the row by which those who lock in Keeper keep out those who lock by inserts."""
+GUARD_BORN = 1
+"""The birth, and the token, of every guard: older than anybody, so that every contender withdraws."""
+
 
 @dataclass(frozen=True, slots=True)
 class LockRow:
@@ -80,9 +85,14 @@ class LiveLock:
         """Who was there earlier has a lower one; the lock_id decides a tie."""
         return self.born, self.lock_id
 
+    @property
+    def is_guard(self) -> bool:
+        """Whether it stands for all who lock in Keeper."""
+        return self.identity.operation == GUARD and self.born == GUARD_BORN
+
     def age_seconds(self, now: int) -> float:
-        """How long ago it was born, in seconds."""
-        return max(0.0, (now - self.born) / 1e6)
+        """How long ago it was born, in seconds; a guard: how long ago somebody renewed it."""
+        return max(0.0, (now - (self.locked_at if self.is_guard else self.born)) / 1e6)
 
     def lease_seconds_left(self, now: int) -> float:
         """How long it may stay silent yet, in seconds; below 0 once it is over."""
@@ -114,6 +124,14 @@ class View:
     def rivals(self, lock_id: str) -> tuple[LiveLock, ...]:
         """The live locks with another lock_id, the earliest first."""
         return tuple(lock for lock in self.live if lock.lock_id != lock_id)
+
+    def guards(self) -> tuple[LiveLock, ...]:
+        """The live guards."""
+        return tuple(lock for lock in self.live if lock.is_guard)
+
+    def unguarded(self) -> tuple[LiveLock, ...]:
+        """The live locks of those who lock by inserts, the earliest first."""
+        return tuple(lock for lock in self.live if not lock.is_guard)
 
     def waiting_before(self, order: tuple[int, str]) -> tuple[LiveLock, ...]:
         """The places in the queue before this one."""

@@ -33,6 +33,9 @@ MAX_LEASE_SECONDS = 86_399.0
 """A lease stays under a day: lock rows are swept after seven days, and a sweep must never end a lease."""
 MAX_PORT = 65_535
 
+INSERT, KEEPER, AUTO = LOCK_MODES = ("insert", "keeper", "auto")
+"""Where locks are kept: in an ordinary table, in a KeeperMap table, or in the latter where there can be one."""
+
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}|\{[A-Za-z0-9_]{1,98}\}")
 _TRUE = {"1", "true", "yes", "on"}
@@ -64,6 +67,11 @@ class Names:
     def lock_table(self) -> str:
         """The lock table's name."""
         return f"{self.table}_lock"
+
+    @property
+    def keeper_table(self) -> str:
+        """The name of the lock table in Keeper, which there is with `lock_mode` `keeper` only."""
+        return f"{self.table}_keeper_lock"
 
     @property
     def version_table(self) -> str:
@@ -118,6 +126,8 @@ class Settings:
     """The ClickHouse database that holds the tables; the migration creates it."""
     table: str = DEFAULT_TABLE
     """The state table."""
+    lock_mode: str = INSERT
+    """Where locks are kept: one of `LOCK_MODES`. All clients of the tables should have the same."""
     lock_settle_seconds: float | None = None
     """The pause before a lock is decided, in seconds; None: 0 on a linearizable store, else `LOCK_SETTLE_SECONDS`."""
     stale_lock_seconds: float = STALE_LOCK_SECONDS
@@ -308,6 +318,13 @@ def _cluster(label: str, value: object) -> str:
     return text
 
 
+def _lock_mode(label: str, value: object) -> str:
+    text = str(value).strip().lower()
+    if text not in LOCK_MODES:
+        raise _invalid(label, value, f"Use {', '.join(LOCK_MODES[:-1])} or {LOCK_MODES[-1]}")
+    return text
+
+
 def _secret(label: str, value: object) -> str:
     return str(value)
 
@@ -352,6 +369,7 @@ _PARSERS: dict[str, Callable[[str, object], object]] = {
     "ca_cert": _file,
     "schema": _name,
     "table": _name,
+    "lock_mode": _lock_mode,
     "lock_settle_seconds": _seconds(0),
     "stale_lock_seconds": _seconds(0.1, MAX_LEASE_SECONDS),
     "lock_acquire_timeout_seconds": _seconds(0),

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from meltano_ch_state.errors import InvalidStateError, StateLockedError
 from meltano_ch_state.lock import Lock, merged
-from meltano_ch_state.locker import Locker
 from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.read_ahead import ReadAhead
 
@@ -78,10 +77,23 @@ class Schema(Protocol):
         """Create or upgrade the tables where that is due and allowed."""
 
 
+class TakesLocks(Protocol):
+    """What takes locks; a `Locker` is one, a `KeeperLocker`, and a `ModeLocker`."""
+
+    def held(self, state_id: str) -> Lock | None:
+        """The lock that this thread holds on a state ID."""
+
+    def hold(self, state_id: str, operation: str = "lock", **limits: float | None) -> AbstractContextManager[Lock]:
+        """Hold the lock of one state ID for the length of a `with` block."""
+
+    def hold_each(self, state_ids: Collection[str], operation: str = "lock") -> Generator[Lock, None, None]:
+        """Hold the locks of many state IDs, part by part."""
+
+
 class StateStore:
     """Reads and writes states; every write holds the state's lock."""
 
-    def __init__(self, states: States, locker: Locker, schema: Schema) -> None:
+    def __init__(self, states: States, locker: TakesLocks, schema: Schema) -> None:
         self.locker = locker
         self._states = states
         self._schema = schema
@@ -119,7 +131,7 @@ class StateStore:
             yield from map(_loaded, self._states.stream(pattern))
 
     def lock(self, state_id: str, operation: str, **limits: float | None) -> AbstractContextManager[Lock]:
-        """Hold a state's lock for the length of a `with` block; writes in it use this lock. See `Locker.hold`."""
+        """Hold a state's lock for the length of a `with` block; writes in it use this lock. See `BaseLocker.hold`."""
         _encodable(state_id)
         self._ensure_writable()
         return self.locker.hold(state_id, operation, **limits)

@@ -45,8 +45,9 @@ SETTINGS index_granularity = 256"""
 
 
 def downgrade() -> None:
-    """Drop both tables, with what they hold."""
+    """Drop the tables, with what they hold."""
     names, on_cluster = (op.get_context().opts[name] for name in ("names", "on_cluster"))
+    op.execute(f"DROP TABLE IF EXISTS `{names.schema}`.`{names.keeper_table}`{on_cluster} SYNC")
     # SYNC, or a Replicated table that is made again soon finds its place in Keeper still taken
     op.execute(f"DROP TABLE IF EXISTS `{names.schema}`.`{names.lock_table}`{on_cluster} SYNC")
     op.execute(f"DROP TABLE IF EXISTS `{names.schema}`.`{names.table}`{on_cluster} SYNC")

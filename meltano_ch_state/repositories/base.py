@@ -63,11 +63,23 @@ class Repository:
         options = self._options({**_write_settings(), **few, **(settings or {})})
         retried(self.engine, lambda: self._send(insert(table), values, options))
 
+    def execute(
+        self, statement: Executable, parameters: Mapping[str, object], settings: Mapping[str, object] | None = None
+    ) -> None:
+        """Run a statement that gives no rows.
+
+        Raises:
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        retried(self.engine, lambda: self._send(statement, parameters, self._options(settings)))
+
     def _fetch(self, statement: Executable, parameters: Mapping[str, object], options: Any) -> Sequence[Row[Any]]:
         with server_errors(self.engine), self.engine.connect() as connection:
             return connection.execute(statement, parameters, execution_options=options).all()
 
-    def _send(self, statement: Executable, rows: Sequence[Mapping[str, object]], options: Any) -> None:
+    def _send(
+        self, statement: Executable, rows: Sequence[Mapping[str, object]] | Mapping[str, object], options: Any
+    ) -> None:
         with server_errors(self.engine), self.engine.connect() as connection:
             connection.execute(statement, rows, execution_options=options)
 

@@ -13,6 +13,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from meltano_ch_state.errors import (
     AuthenticationError,
+    KeeperConflictError,
+    NoKeeperError,
     PermissionDeniedError,
     SchemaMissingError,
     ServerBusyError,
@@ -20,10 +22,13 @@ from meltano_ch_state.errors import (
     ServerUnreachableError,
 )
 
+BAD_ARGUMENTS = 36
 UNKNOWN_TABLE = 60
 UNKNOWN_DATABASE = 81
 READONLY = 164
 ACCESS_DENIED = 497
+INVALID_STATE = 668
+KEEPER_EXCEPTION = 999
 BUSY_CODES = {
     159,  # TIMEOUT_EXCEEDED
     202,  # TOO_MANY_SIMULTANEOUS_QUERIES
@@ -44,11 +49,14 @@ BUSY_CODES = {
     473,  # DEADLOCK_AVOIDED
     735,  # QUERY_WAS_CANCELLED_BY_CLIENT
     745,  # SERVER_OVERLOADED
-    999,  # KEEPER_EXCEPTION
+    KEEPER_EXCEPTION,
 }
+_CONFLICTS = re.compile("Node exists|Bad version")
+"""What Keeper says when somebody else was faster. To try again would not help."""
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _GRANT = re.compile(r"necessary to have the grant (.+?)\.(?:\s|$)")
 UPGRADE_COMMAND = "python -m meltano_ch_state.migrate upgrade head"
+KEEPER_COMMAND = "python -m meltano_ch_state.migrate -x lock_mode=keeper upgrade head"
 _SERVER_NOISE = re.compile(r"^.*?DB::Exception: |\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL)
 _DRIVER_ERRORS = (DBAPIError, DatabaseException, RequestException, ConnectionError, EOFError)
 """What `clickhouse+connect` raises; what `+http` and `+native` raise, for their server and for their sockets."""
@@ -82,7 +90,7 @@ def code_of(error: Exception) -> int | None:
     return code if isinstance(code, int) else None
 
 
-def translate(error: Exception, address: str) -> ServerError | SchemaMissingError:
+def translate(error: Exception, address: str) -> ServerError | SchemaMissingError | NoKeeperError:
     """The error of this package for one of a driver."""
     code = code_of(error)
     if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
@@ -102,7 +110,25 @@ def translate(error: Exception, address: str) -> ServerError | SchemaMissingErro
         )
     kind = ServerBusyError if code in BUSY_CODES else ServerError
     reason = f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}"
-    return kind(reason, _CODE_REMEDIES.get(code, ""))
+    return _of_keeper(code, str(_orig(error)), address) or kind(reason, _CODE_REMEDIES.get(code, ""))
+
+
+def _of_keeper(code: int, said: str, address: str) -> KeeperConflictError | NoKeeperError | None:
+    """What a statement on a KeeperMap table failed with, unless it is nothing special."""
+    if code == BAD_ARGUMENTS and "keeper_map_path_prefix" in said:
+        return NoKeeperError(
+            f"ClickHouse at {address} has no Keeper for the lock table",
+            "Set lock_mode to insert, or configure keeper_map_path_prefix and a Keeper on the server",
+        )
+    if code == INVALID_STATE and "Keeper" in said:
+        return NoKeeperError(
+            f"The Keeper of ClickHouse at {address} has lost the lock table, as one in memory does at a restart",
+            "DROP the table whose name ends in _keeper_lock: it is made anew by the next run, or by "
+            f"{KEEPER_COMMAND}; or set lock_mode to insert",
+        )
+    if code == KEEPER_EXCEPTION and _CONFLICTS.search(said):
+        return KeeperConflictError(f"Another client of ClickHouse at {address} was faster")
+    return None
 
 
 _CODE_REMEDIES = {

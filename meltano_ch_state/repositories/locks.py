@@ -19,13 +19,15 @@ from sqlalchemy import (
     union_all,
 )
 
-from meltano_ch_state.errors import NoSuchLockError
+from meltano_ch_state.errors import NoKeeperError, NoSuchLockError, PermissionDeniedError, SchemaMissingError
+from meltano_ch_state.keeper import Cell, KeeperView
 from meltano_ch_state.lock import Lock
-from meltano_ch_state.locker import Locker, LockOptions
+from meltano_ch_state.locker import BaseLocker, Locker, LockOptions
 from meltano_ch_state.models import MICROSECONDS, build
 from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import LiveLock, LockRow, StateRow, View, make_view, tombstone_of
 from meltano_ch_state.repositories.base import TableRepository, select_final
+from meltano_ch_state.repositories.cells import LIVE_CELL, CellRepository, cell_rows, make_cell, text_parts
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
 from meltano_ch_state.waiting import Clock
 
@@ -69,11 +71,17 @@ class LockRepository(TableRepository):
         models = build(names)
         super().__init__(engine, models.state_lock, names)
         state = models.state.c
-        self._views = _views_statement(models.state_lock.c, _state_rows(state, _NO_CONTENTS))
-        self._view = _views_statement(models.state_lock.c, _state_rows(state, _contents(state)))
+        one, many = (_state_rows(state, contents) for contents in (_contents(state), _NO_CONTENTS))
+        cells = cell_rows(models.keeper_lock.c).where(models.keeper_lock.c.state_id.in_(_IDS))
+        self._view, self._views = (_views_statement(models.state_lock.c, states) for states in (one, many))
+        self._look_at_one, self._look_at_many = (
+            _views_statement(models.state_lock.c, states, cells) for states in (one, many)
+        )
+        self._held = _held_statement(models.state_lock.c, models.keeper_lock.c)
         self._own = _own_statement(models.state_lock.c)
         self._live = _live_statement(models.state_lock.c)
-        self.locker = Locker(_Rows(self), options, clock)
+        self.cells = CellRepository(engine, names)
+        self.locker: BaseLocker = Locker(Rows(self), options, clock)
 
     def acquire(self, state_id: str, operation: str = "lock", **limits: float | None) -> AbstractContextManager[Lock]:
         """Hold a lock for the length of a `with` block; see `Locker.hold`.
@@ -100,6 +108,36 @@ class LockRepository(TableRepository):
             rows.extend(self.point_read(statement, {"ids": part}, _POINT_READ))
         return _make_views(state_ids, rows)
 
+    def look(self, state_ids: Collection[str]) -> dict[str, KeeperView]:
+        """The same, and the rows in Keeper."""
+        statement = self._look_at_one if len(state_ids) == 1 else self._look_at_many
+        rows: list[Row[Any]] = []
+        for part in text_parts(state_ids):
+            rows.extend(self.point_read(statement, {"ids": part}, _POINT_READ))
+        cells = {row[0]: make_cell(*row) for row in rows if row[2] >= LIVE_CELL}
+        views = _make_views(state_ids, [row for row in rows if row[2] < LIVE_CELL])
+        return {state_id: KeeperView(cells.get(state_id), view) for state_id, view in views.items()}
+
+    def sequences(self, lock_id: str, guards: Mapping[str, str]) -> dict[str, int]:
+        """The sequence in Keeper of each state ID that a lock_id holds and whose guard is alive.
+
+        Args:
+            lock_id: Who may hold them.
+            guards: The lock_id of the guard of each state ID.
+        """
+        found: dict[str, int] = {}
+        for part in text_parts(guards, len(set(guards.values()))):
+            parameters = {"ids": part, "lock_ids": sorted({guards[i] for i in part}), "holder": lock_id}
+            rows = self.point_read(self._held, parameters, _POINT_READ)
+            ended = {(row[0], row[1]) for row in rows if row[2] == 1}
+            alive = {row[0] for row in rows if row[2] == 0 and row[1] == guards[row[0]]}
+            found |= {
+                row[0]: row[3]
+                for row in rows
+                if row[2] == LIVE_CELL and row[0] in alive and (row[0], guards[row[0]]) not in ended
+            }
+        return found
+
     def read_alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> set[tuple[str, str]]:
         """Those (state_id, lock_id) that have a row and no tombstone."""
         found: dict[tuple[str, str], bool] = {}
@@ -109,9 +147,10 @@ class LockRepository(TableRepository):
         return {key for key, alive in found.items() if alive}
 
     def live(self) -> list[LiveLock]:
-        """The locks of contenders and holders of all state IDs, without the places in queues."""
-        rows = self.select(self._live)
-        return [_live_lock(*row) for row in rows]
+        """The locks of contenders and holders of all state IDs, without the places in queues, and without guards."""
+        rows = [_live_lock(*row) for row in self.select(self._live)]
+        held = [cell.lock for cell in self._cells_there().values() if not cell.released]
+        return sorted((lock for lock in (*rows, *held) if not lock.is_guard), key=lambda lock: lock.state_id)
 
     def revoke(self, state_id: str, lock_id: str, by: Identity) -> LiveLock:
         """End somebody's lock; its holder is told at its next write.
@@ -121,11 +160,22 @@ class LockRepository(TableRepository):
         """
         lock = self.read_views([state_id])[state_id].own(lock_id)
         if lock is None:
+            cell = self._cells_there([state_id]).get(state_id)
+            if cell and cell.lock.lock_id == lock_id and not cell.released:
+                self.cells.release(lock_id, [state_id])
+                return cell.lock
             raise NoSuchLockError(
                 f"State {state_id!r} has no live lock with lock_id {lock_id!r}", "See: meltano-ch-state locks"
             )
         self.insert_rows([tombstone_of(lock, by)])
         return lock
+
+    def _cells_there(self, state_ids: Collection[str] | None = None) -> dict[str, Cell]:
+        """The rows in Keeper; none where there is no such table, or the user may not know."""
+        try:
+            return self.cells.cells(state_ids)
+        except (SchemaMissingError, PermissionDeniedError, NoKeeperError):
+            return {}
 
     def now(self) -> int:
         """The server's time, in microseconds."""
@@ -136,25 +186,30 @@ class LockRepository(TableRepository):
         return self.consistency.settle_seconds
 
 
-class _Rows:
+class Rows:
     """A `LockRepository` as the `LockStore` of its locker."""
 
     def __init__(self, repository: LockRepository) -> None:
         self._repository = repository
 
     def insert(self, rows: Collection[LockRow]) -> None:
+        """As in `LockStore`."""
         self._repository.insert_rows(rows)
 
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
+        """As in `LockStore`."""
         return self._repository.read_views(state_ids)
 
     def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
+        """As in `LockStore`."""
         return self._repository.read_alive(state_ids, lock_ids)
 
     def now(self) -> int:
+        """As in `LockStore`."""
         return self._repository.now()
 
     def settle_seconds(self) -> float:
+        """As in `LockStore`."""
         return self._repository.settle_seconds()
 
 
@@ -184,7 +239,7 @@ def _live_statement(lock: Any) -> Any:
     return _lock_ids(lock).having(ours, func.any(lock.waiting) == 0).order_by(lock.state_id)
 
 
-def _views_statement(lock: Any, states: Any) -> Any:
+def _views_statement(lock: Any, *states: Any) -> Any:
     """Each live lock as a row, and of those that are over the one with the greatest token, for each state ID.
 
     What is over keeps its tokens visible. The state's own version counts, too: it is the floor for tokens once old lock
@@ -196,7 +251,7 @@ def _views_statement(lock: Any, states: Any) -> Any:
         .order_by(text("token_us DESC"))
         .limit_by([lock.state_id, func.if_(literal_column("over"), _EMPTY, lock.lock_id)], 1)
     )
-    return union_all(locks, states)
+    return union_all(locks, *states)
 
 
 def _state_rows(state: Any, contents: Sequence[Any]) -> Any:
@@ -228,6 +283,18 @@ def _own_statement(lock: Any) -> Any:
     lock_ids: BindParameter[Any] = bindparam("lock_ids", expanding=True)
     chosen = (lock.state_id.in_(_IDS), lock.lock_id.in_(lock_ids))
     return select_final(lock.state_id, lock.lock_id, lock.released).where(*chosen)
+
+
+def _held_statement(lock: Any, cell: Any) -> Any:
+    """The rows of guards, and what a lock_id holds in Keeper."""
+    lock_ids: BindParameter[Any] = bindparam("lock_ids", expanding=True)
+    guards = select_final(lock.state_id, lock.lock_id, lock.released, literal_column("0").label("sequence")).where(
+        lock.state_id.in_(_IDS), lock.lock_id.in_(lock_ids)
+    )
+    held = select(
+        cell.state_id, cell.lock_id, literal_column(str(LIVE_CELL)).label("released"), cell.sequence.label("sequence")
+    ).where(cell.state_id.in_(_IDS), cell.lock_id == bindparam("holder"), cell.released == 0)
+    return union_all(guards, held)
 
 
 _EMPTY: ColumnClause[Any] = literal_column("''")

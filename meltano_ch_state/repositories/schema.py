@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Engine, String, TextClause, column, table, te
 from meltano_ch_state.consistency import PLAIN_ENGINE
 from meltano_ch_state.errors import PermissionDeniedError, SchemaMissingError
 from meltano_ch_state.repositories.base import Repository, select_final
+from meltano_ch_state.repositories.faults import server_errors
 from meltano_ch_state.settings import Names, Topology
 
 
@@ -43,6 +44,16 @@ class SchemaRepository(Repository):
         found = self.select(_ENGINE, {"schema": self._names.schema, "table": self._names.table})
         return bool(found) and str(found[0][0]) == PLAIN_ENGINE
 
+    def make_keeper_table(self, topology: Topology) -> None:
+        """Create the lock table in Keeper unless it is there.
+
+        Raises:
+            NoKeeperError: If the server has no Keeper for tables.
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        with server_errors(self.engine), self.engine.connect() as connection:
+            connection.execute(keeper_ddl(self._names, topology))
+
     def clusters(self) -> list[str]:
         """The clusters in which the server has neighbours, sorted; none where the user may not know."""
         try:
@@ -63,6 +74,27 @@ def create_database(connection: Connection, schema: str, topology: Topology) -> 
 def database_ddl(schema: str, topology: Topology) -> TextClause:
     """The statement that creates the tables' database."""
     return text(f"CREATE DATABASE IF NOT EXISTS `{schema}`{on_cluster(topology)}")
+
+
+def keeper_ddl(names: Names, topology: Topology) -> TextClause:
+    """The statement that creates the lock table in Keeper, one for all servers that have the same Keeper."""
+    return text(
+        f"""CREATE TABLE IF NOT EXISTS `{names.schema}`.`{names.keeper_table}`{on_cluster(topology)} (
+    state_id String,
+    lock_id String,
+    released UInt8,
+    token DateTime64(6) DEFAULT now64(6),
+    born DateTime64(6) DEFAULT now64(6),
+    locked_at DateTime64(6) DEFAULT now64(6),
+    lease_seconds Float64,
+    sequence UInt32,
+    holder String,
+    process String,
+    operation String,
+    version String
+) ENGINE = KeeperMap('/meltano_ch_state/{names.schema}/{names.table}')
+PRIMARY KEY state_id"""
+    )
 
 
 def on_cluster(topology: Topology) -> str:

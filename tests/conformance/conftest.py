@@ -19,7 +19,7 @@ Manager = ClickhouseStateStoreManager
 Opener = Callable[..., Manager]
 """Opens a manager with some settings on the test's own database; two of them are to each other as two processes."""
 
-STORES = ("memory", "embedded", "server")
+STORES = ("memory", "embedded", "server", "keeper")
 
 
 class MemoryManager(Manager):
@@ -50,6 +50,11 @@ def on_embedded(tmp_path: Path) -> Opener:
 @pytest.fixture
 def on_server(server: Endpoint, schema: str) -> Opener:
     return partial(Manager, server.url(), schema=schema)
+
+
+@pytest.fixture
+def on_keeper(server: Endpoint, schema: str) -> Opener:
+    return partial(Manager, server.url(), schema=schema, lock_mode="keeper")
 
 
 @pytest.fixture(params=STORES)

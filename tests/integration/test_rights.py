@@ -41,11 +41,15 @@ def migrated(own: ClickHouseServer) -> Iterator[ClickHouseServer]:
     manager.close()
 
 
-def migrate(server: ClickHouseServer, user: str) -> None:
-    manager = Manager(server.url(user))
+def migrate(server: ClickHouseServer, user: str, **settings: str) -> None:
+    manager = Manager(server.url(user), **settings)
     manager.migrate()
     manager.migrate()
     manager.close()
+
+
+def migrate_keeper(server: ClickHouseServer, user: str) -> None:
+    migrate(server, user, lock_mode="keeper")
 
 
 def go_back(server: ClickHouseServer, user: str) -> None:
@@ -54,9 +58,13 @@ def go_back(server: ClickHouseServer, user: str) -> None:
     engine.dispose()
 
 
-def run(server: ClickHouseServer, user: str) -> None:
+def run_keeper(server: ClickHouseServer, user: str) -> None:
+    run(server, user, "keeper")
+
+
+def run(server: ClickHouseServer, user: str, lock_mode: str = "insert") -> None:
     """What a run does, and the commands of an operator."""
-    manager = Manager(server.url(user))
+    manager = Manager(server.url(user), lock_mode=lock_mode)
     manager.update(MeltanoState("b", {}, {"value": 2}))
     manager.set(STATE)
     assert manager.get("a") == STATE
@@ -100,7 +108,7 @@ def prune(server: ClickHouseServer, user: str) -> None:
 
 
 TASKS: dict[str, Callable[[ClickHouseServer, str], None]] = dict(
-    zip(DOCUMENTED_USERS, (migrate, go_back, run, read, prune), strict=True)
+    zip(DOCUMENTED_USERS, (migrate, go_back, run, read, prune, run_keeper, migrate_keeper), strict=True)
 )
 
 
@@ -129,6 +137,13 @@ def test_its_grants_are_enough_to_run(migrated: ClickHouseServer) -> None:
     run(migrated, "meltano_run")
 
 
+def test_its_grants_are_enough_to_lock_in_keeper(own: ClickHouseServer) -> None:
+    migrate_keeper(own, "meltano_migrate_keeper")
+    assert own.execute("SELECT count() FROM system.tables WHERE database = 'meltano'") == "4"
+    Manager(own.url(), lock_mode="keeper").set(STATE)
+    run_keeper(own, "meltano_keeper")
+
+
 def test_its_grants_are_enough_to_read(migrated: ClickHouseServer) -> None:
     read(migrated, "meltano_read")
 
@@ -140,8 +155,8 @@ def test_its_grants_are_enough_to_prune(migrated: ClickHouseServer) -> None:
 @pytest.mark.parametrize("user", LESS, ids=lambda user: f"{lacking(user)[0]}: {lacking(user)[1]}")
 def test_without_one_grant_the_error_names_it(own: ClickHouseServer, user: User) -> None:
     task, missing = lacking(user)
-    if task != "meltano_migrate":
-        Manager(own.url()).set(STATE)
+    if "migrate" not in task:
+        Manager(own.url(), lock_mode="insert" if task in {"meltano_run", "meltano_read"} else "keeper").set(STATE)
 
     with pytest.raises(StateBackendError) as caught:
         TASKS[task](own, user.name)

@@ -24,9 +24,11 @@ from unittest.mock import patch
 
 from greenlet import greenlet  # type: ignore[import-untyped]
 
+from meltano_ch_state import keeper as keeper_module
 from meltano_ch_state import lock as lock_module
 from meltano_ch_state import locker as locker_module
 from meltano_ch_state.errors import LockError, ServerUnreachableError, StateLockedError
+from meltano_ch_state.keeper import Cell, KeeperLocker
 from meltano_ch_state.lock import Lock
 from meltano_ch_state.locker import Locker, LockOptions
 from meltano_ch_state.process import Identity
@@ -34,6 +36,7 @@ from meltano_ch_state.protocol import LockRow, StateRow, View
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
+from tests.model.keeper_memory import SteppedKeeper
 
 START = 1_700_000_000_000_000
 LEASE_SECONDS = 12.0
@@ -69,6 +72,7 @@ class Setup:
         tick: How far the server's clock moves with each insert, in microseconds; 0: all ties.
         same_host: Whether others see at once that a process is dead.
         locks: The lock table.
+        keeper: The clients, by their numbers, that lock in Keeper; then `locks` is a `MemoryKeeper`.
         torn: Whether a read sees the states at an earlier time than the locks; state 1 is there from the start.
     """
 
@@ -79,6 +83,7 @@ class Setup:
     same_host: bool = False
     locks: type[MemoryLocks] = MemoryLocks
     torn: bool = False
+    keeper: Collection[int] = ()
 
 
 class CrashedError(BaseException):
@@ -169,7 +174,13 @@ class Client:
         self.seen: int | None = None
         self._world = world
         self._script = script
-        locker = Locker(SteppedLocks(world, self), OPTIONS, Clock(lambda: self.seconds, self._sleep, lambda: 0.5))
+        clock = Clock(lambda: self.seconds, self._sleep, lambda: 0.5)
+        rows = SteppedLocks(world, self)
+        locker = (
+            KeeperLocker(SteppedKeeper(world, self, rows), OPTIONS, clock)
+            if len(world.clients) in world.setup.keeper
+            else Locker(rows, OPTIONS, clock)
+        )
         self._store = StateStore(SteppedStates(world, self), locker, MemorySchema())
         self._fiber = greenlet(self._run)
         self._fiber.switch()
@@ -343,6 +354,11 @@ class World:
             self.clients.append(client)
 
     @property
+    def cells(self) -> dict[str, Cell]:
+        """The rows in Keeper."""
+        return getattr(self.locks, "cells", {})
+
+    @property
     def dead(self) -> tuple[str, ...]:
         """The clients that crashed, as far as others may see that."""
         return tuple(client.name for client in self.clients if client.crashed and self.setup.same_host)
@@ -439,6 +455,7 @@ class World:
             self.faults,
             self.jumped,
             frozenset(self.database.locks.items()),
+            frozenset(self.cells.items()),
             frozenset(self.database.states.items()),
             frozenset((write.state_id, write.version, write.label) for write in self.writes),
             tuple(self.holds),
@@ -495,7 +512,8 @@ class World:
     def _no_row_is_left(self) -> bool:
         """Only who crashed, or could not send the tombstone, leaves a row that is alive."""
         views = self.locks.read({key[0] for key in self.database.locks})
-        owners = {lock.identity.holder for view in views.values() for lock in (*view.live, *view.queue)}
+        owners = {lock.identity.holder for view in views.values() for lock in (*view.unguarded(), *view.queue)}
+        owners |= {cell.lock.identity.holder for cell in self.cells.values() if not cell.released}
         return owners <= {client.name for client in self.leaves_rows}
 
     def _all_is_done(self) -> bool:
@@ -647,13 +665,16 @@ def _bound() -> Iterator[None]:
     with ExitStack() as stack:
         for module, name, double in (
             (lock_module, "uuid", SimpleNamespace(uuid4=lock_id)),
+            (keeper_module, "uuid", SimpleNamespace(uuid4=lock_id)),
             (locker_module, "identify", identify),
+            (keeper_module, "identify", identify),
             (locker_module, "is_dead", lambda process: process in _Held.world.dead),
             (locker_module, "Renewal", _Held),
         ):
             stack.enter_context(patch.object(module, name, double))
         stack.enter_context(patch.object(sys, "unraisablehook", _unraisable))
-        stack.enter_context(patch.object(logging.getLogger("meltano_ch_state.locker"), "disabled", True))
+        for module in (locker_module, keeper_module):
+            stack.enter_context(patch.object(logging.getLogger(module.__name__), "disabled", True))
         yield
 
 

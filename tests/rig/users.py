@@ -51,7 +51,15 @@ MIGRATE = (f"GRANT CREATE, DROP, TRUNCATE, SELECT, INSERT ON {SCHEMA_PREFIX}*.*"
 CLOUDY = User("cloudy", "cloudy-password", MIGRATE, {"cloud_mode": 1})
 """May make tables in the test schemas of what looks like ClickHouse Cloud."""
 
-DOCUMENTED_USERS = ("meltano_migrate", "meltano_downgrade", "meltano_run", "meltano_read", "meltano_prune")
+DOCUMENTED_USERS = (
+    "meltano_migrate",
+    "meltano_downgrade",
+    "meltano_run",
+    "meltano_read",
+    "meltano_prune",
+    "meltano_keeper",
+    "meltano_migrate_keeper",
+)
 RIGHTS = Path(__file__).parents[2] / "docs" / "rights.md"
 _GRANT = re.compile(r"^(GRANT .+?) TO (\w+);$", re.MULTILINE)
 _PRIVILEGES = re.compile(r"GRANT (?P<privileges>.+) ON (?P<target>.+)")

@@ -145,6 +145,7 @@ class Proxy:
     def __init__(self, server: Endpoint) -> None:
         """Aim at a server; `serving` makes it listen."""
         self.server = (server.host, server.http_port)
+        self.harmed: tuple[bytes, ...] = (b"INSERT",)
         self.inserts = 0
         self.requests: list[bytes] = []
         self.wakes_up_after_seconds = 0.0
@@ -169,7 +170,7 @@ class Proxy:
         time.sleep(self.wakes_up_after_seconds)
         self.wakes_up_after_seconds = 0.0
         self.requests.append(exchange.request)
-        if b"INSERT" not in exchange.request:
+        if not any(verb in exchange.request for verb in self.harmed):
             return passed(exchange)
         self.inserts += 1
         try:

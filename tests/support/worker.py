@@ -1,6 +1,6 @@
 """A process of its own that works on one counter state, told by its arguments what to do.
 
-    python -m tests.support.worker URI SCHEMA STEPS [--lease S] [--no-lock] [--pause-inside S]
+    python -m tests.support.worker URI SCHEMA STEPS [--lease S] [--lock-mode MODE] [--no-lock] [--pause-inside S]
 
 It prints `ready`, waits for a line on standard input, then counts STEPS times: reads the counter and writes one more. A
 line `held` is printed inside the first lock with --pause-inside. The last line is a JSON object with what it saw.
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("schema")
     parser.add_argument("steps", type=int)
     parser.add_argument("--lease", type=float, default=300.0)
+    parser.add_argument("--lock-mode", default="insert")
     parser.add_argument("--no-lock", action="store_true")
     parser.add_argument("--pause-inside", type=float, default=0.0)
     parser.add_argument("--exit-on-sigterm", action="store_true")
@@ -54,7 +55,11 @@ def main() -> None:
     if args.exit_on_sigterm:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
     manager = ClickhouseStateStoreManager(
-        args.uri, schema=args.schema, stale_lock_seconds=args.lease, lock_acquire_timeout_seconds=90
+        args.uri,
+        schema=args.schema,
+        lock_mode=args.lock_mode,
+        stale_lock_seconds=args.lease,
+        lock_acquire_timeout_seconds=90,
     )
     count(manager)
     print("ready", flush=True)

@@ -24,6 +24,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "ca_cert": (A_FILE, A_FILE),
     "schema": ("ops-1", "ops-1"),
     "table": ("bookmarks", "bookmarks"),
+    "lock_mode": ("Keeper", "keeper"),
     "lock_settle_seconds": ("0.25", 0.25),
     "stale_lock_seconds": ("60", 60.0),
     "lock_acquire_timeout_seconds": ("5.5", 5.5),
@@ -39,13 +40,13 @@ EVERY_SETTING = [(scheme, name) for scheme, names in SETTING_NAMES.items() for n
 for_every_setting = pytest.mark.parametrize(("scheme", "name"), EVERY_SETTING)
 
 OPTIONS = (
-    "host, port, database, user, password, secure, verify, ca_cert, schema, table, lock_settle_seconds,"
-    " stale_lock_seconds, lock_acquire_timeout_seconds, lock_retry_seconds, auto_upgrade,"
+    "host, port, database, user, password, secure, verify, ca_cert, schema, table, lock_mode,"
+    " lock_settle_seconds, stale_lock_seconds, lock_acquire_timeout_seconds, lock_retry_seconds, auto_upgrade,"
     " cluster, replicated"
 )
 CHDB_OPTIONS = (
-    "schema, table, lock_settle_seconds, stale_lock_seconds, lock_acquire_timeout_seconds, lock_retry_seconds,"
-    " auto_upgrade"
+    "schema, table, lock_mode, lock_settle_seconds, stale_lock_seconds, lock_acquire_timeout_seconds,"
+    " lock_retry_seconds, auto_upgrade"
 )
 NO_HOST = (
     "Setting state_backend.clickhouse.host is missing."
@@ -136,6 +137,7 @@ def test_the_defaults_need_a_host_only() -> None:
         ca_cert="",
         schema="meltano",
         table="state",
+        lock_mode="insert",
         lock_settle_seconds=None,
         stale_lock_seconds=300.0,
         lock_acquire_timeout_seconds=30.0,
@@ -336,6 +338,7 @@ def test_a_bad_uri_is_one_line_that_names_the_part_and_the_remedy(uri: str, line
         ("stale_lock_seconds", 0, "'0'", LEASE_LIMITS),
         ("stale_lock_seconds", 86_400, "'86400'", LEASE_LIMITS),
         ("stale_lock_seconds", "604800", "'604800'", LEASE_LIMITS),
+        ("lock_mode", "zookeeper", "'zookeeper'", "Use insert, keeper or auto."),
         ("ca_cert", "/nowhere/ca.pem", "'/nowhere/ca.pem'", "Name a PEM file that can be read."),
         ("ca_cert", "/", "'/'", "Name a PEM file that can be read."),
         ("cluster", "a'b", '"a\'b"', CLUSTER_LIMITS),

@@ -1,0 +1,389 @@
+"""Locks in Keeper on a real server: with real processes, a bad line, and clients that lock by inserts beside them."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from meltano.core.state_store.base import MeltanoState
+from sqlalchemy import event
+
+from meltano_ch_state import connection, retry
+from meltano_ch_state.cli import main
+from meltano_ch_state.errors import (
+    NoKeeperError,
+    SchemaMissingError,
+    ServerUnreachableError,
+    StateLockedError,
+    StateLockLostError,
+)
+from meltano_ch_state.manager import ClickhouseStateStoreManager
+from meltano_ch_state.modes import ModeLocker
+from tests.rig.endpoint import Endpoint
+from tests.rig.server import ClickHouseServer
+from tests.support.processes import start, start_all
+from tests.support.proxy import Fault, Proxy, delayed, doubled, late, lost, passed, refused, serving
+from tests.support.worker import STATE_ID, count
+
+Manager = ClickhouseStateStoreManager
+AT_ONCE_SECONDS = 10
+"""Far less than a lease of 300 seconds, and enough on a busy machine."""
+
+
+@pytest.fixture
+def open_manager(server: Endpoint, schema: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Manager]]:
+    """Open managers on the test's own schema, that lock in Keeper unless told otherwise."""
+    monkeypatch.setattr(connection, "_engines", {})  # one for an earlier proxy may be of the same port
+    opened: list[Manager] = []
+
+    def open_one(endpoint: Endpoint = server, **settings: object) -> Manager:
+        opened.append(Manager(endpoint.url(), **{"schema": schema, "lock_mode": "keeper", **settings}))
+        return opened[-1]
+
+    yield open_one
+    for manager in opened:
+        manager.close()
+
+
+@pytest.fixture
+def manager(open_manager: Callable[..., Manager]) -> Manager:
+    """A manager that locks in Keeper; the counter stands at 0."""
+    manager = open_manager()
+    write(manager, 0)
+    return manager
+
+
+def write(manager: Manager, value: int) -> None:
+    manager.set(MeltanoState(STATE_ID, {}, {"n": value}))
+
+
+def add_one(manager: Manager) -> None:
+    with manager.acquire_lock(STATE_ID):
+        write(manager, count(manager) + 1)
+
+
+def repeat(times: int, call: Callable[[], None]) -> None:
+    for _ in range(times):
+        call()
+
+
+def held_cells(server: Endpoint, schema: str) -> int:
+    return int(server.execute(f"SELECT count() FROM {schema}.state_keeper_lock WHERE released = 0"))
+
+
+def mode_of(manager: Manager) -> str:
+    locker = manager.store.locker
+    assert isinstance(locker, ModeLocker)
+    return locker.mode_in_use()
+
+
+def test_an_update_is_one_insert_three_changes_and_two_reads(manager: Manager) -> None:
+    sent: list[str] = []
+    engine = manager.store._states.engine  # type: ignore[attr-defined]
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+    for state in (MeltanoState(STATE_ID, {}, {"n": 1}), MeltanoState(STATE_ID, {"p": 1})):
+        sent.clear()
+        manager.update(state)
+        assert sent == ["ALTER", "SELECT", "INSERT", "ALTER", "SELECT", "ALTER"]
+    assert manager.get(STATE_ID) == MeltanoState(STATE_ID, {"p": 1}, {"n": 1})
+
+
+def test_there_is_one_row_for_each_state_and_one_guard(manager: Manager, server: Endpoint, schema: str) -> None:
+    for _ in range(3):
+        add_one(manager)
+    assert server.execute(f"SELECT state_id, released FROM {schema}.state_keeper_lock") == f"{STATE_ID}\t1"
+    assert server.execute(f"SELECT operation, released, process FROM {schema}.state_lock FINAL") == "keeper\t0\t"
+
+
+@pytest.mark.timeout(180)
+def test_six_processes_counting_lose_nothing(manager: Manager, server: Endpoint, schema: str) -> None:
+    results = [worker.result() for worker in start_all(6, server.url(), schema, 10, "--lock-mode", "keeper")]
+    assert results == [{"done": 10, "lost": 0}] * 6
+    assert count(manager) == 60
+    assert held_cells(server, schema) == 0
+
+
+@pytest.mark.timeout(180)
+def test_clients_of_both_modes_that_count_together_lose_nothing(
+    open_manager: Callable[..., Manager], server: Endpoint, schema: str
+) -> None:
+    write(open_manager(lock_mode="insert"), 0)
+    arguments = (server.url(), schema, 8, "--lease", 2, "--lock-mode")
+    workers = [start(*arguments, mode) for mode in ("insert", "keeper", "insert", "keeper")]
+    for worker in workers:
+        worker.go()
+    results = [worker.result() for worker in workers]
+    done, told = (sum(result[what] for result in results) for what in ("done", "lost"))
+    assert done + told == 32
+    assert done <= count(open_manager(stale_lock_seconds=2)) <= done + told
+
+
+def test_who_locks_by_inserts_waits_for_those_in_keeper_and_is_told_the_remedy(
+    manager: Manager, open_manager: Callable[..., Manager]
+) -> None:
+    impatient = open_manager(lock_mode="insert", lock_acquire_timeout_seconds=0.3)
+    with pytest.raises(StateLockedError, match=r"locked by .*\(keeper, for .*Set lock_mode to keeper here") as caught:
+        write(impatient, 1)
+    assert 0 <= caught.value.age_seconds < 60
+    assert count(manager) == 0
+
+
+def test_who_locks_in_keeper_waits_for_those_who_lock_by_inserts(
+    open_manager: Callable[..., Manager], server: Endpoint, schema: str
+) -> None:
+    insert, keeper = open_manager(lock_mode="insert"), open_manager(lock_acquire_timeout_seconds=0.3)
+    with insert.acquire_lock(STATE_ID):
+        write(insert, 1)
+        with pytest.raises(StateLockedError):
+            write(keeper, 9)
+        write(insert, 2)
+    assert held_cells(server, schema) == 0
+    add_one(keeper)
+    assert count(keeper) == 3
+
+
+def test_after_a_lease_without_clients_in_keeper_inserts_do_again(open_manager: Callable[..., Manager]) -> None:
+    add_one(open_manager(stale_lock_seconds=1))
+    add_one(open_manager(lock_mode="insert"))
+    add_one(open_manager())
+    assert count(open_manager()) == 3
+
+
+def test_a_holder_whose_guard_is_gone_is_told(manager: Manager, server: Endpoint, schema: str) -> None:
+    with manager.acquire_lock(STATE_ID):
+        columns = "state_id, lock_id, token, born, lease_seconds, sequence, holder, process, operation, version"
+        server.execute(
+            f"INSERT INTO {schema}.state_lock (released, {columns}) SELECT 1, {columns} FROM {schema}.state_lock"
+        )
+        with pytest.raises(StateLockLostError):
+            write(manager, 9)
+    add_one(manager)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_holder_that_a_signal_ends_blocks_nobody_of_its_host(
+    manager: Manager, server: Endpoint, schema: str, number: signal.Signals
+) -> None:
+    holder = start(server.url(), schema, 1, "--pause-inside", 60, "--lock-mode", "keeper")
+    holder.go()
+    holder.expect("held")
+    holder.process.send_signal(number)
+    assert holder.process.wait() == -number
+    write(manager, 41)
+    assert count(manager) == 41
+    holder.process.communicate()
+
+
+def test_a_holder_stopped_beyond_its_lease_is_deposed_and_told(manager: Manager, server: Endpoint, schema: str) -> None:
+    holder = start(server.url(), schema, 1, "--pause-inside", 0.2, "--lease", 1, "--lock-mode", "keeper")
+    holder.go()
+    holder.expect("held")
+    holder.process.send_signal(signal.SIGSTOP)
+    write(manager, 41)
+    holder.process.send_signal(signal.SIGCONT)
+    assert holder.result() == {"done": 0, "lost": 1}
+    assert count(manager) == 41
+
+
+def test_a_holder_that_renews_keeps_its_lock_and_the_guard_beyond_its_lease(
+    manager: Manager, open_manager: Callable[..., Manager], server: Endpoint, schema: str
+) -> None:
+    holder = start(server.url(), schema, 1, "--pause-inside", 4, "--lease", 1, "--lock-mode", "keeper")
+    holder.go()
+    holder.expect("held")
+    for mode in ("keeper", "insert"):
+        with pytest.raises(StateLockedError) as caught:
+            write(open_manager(lock_mode=mode, lock_acquire_timeout_seconds=1), 41)
+        assert (f":{holder.process.pid}" in caught.value.holder) or mode == "insert"
+    assert holder.result() == {"done": 1, "lost": 0}
+    assert count(manager) == 1
+
+
+def test_the_command_in_the_timeout_error_unlocks_and_the_holder_is_told(
+    manager: Manager, open_manager: Callable[..., Manager], server: Endpoint, schema: str
+) -> None:
+    other = open_manager(lock_acquire_timeout_seconds=0)
+    with manager.acquire_lock(STATE_ID):
+        with pytest.raises(StateLockedError) as caught:
+            write(other, 1)
+        uri = ["--uri", f"{server.url()}?schema={schema}"]
+        listed = CliRunner().invoke(main, ["locks", *uri]).output
+        assert caught.value.lock_id in listed
+        done = CliRunner().invoke(main, ["unlock", STATE_ID, "--lock-id", caught.value.lock_id, "--yes", *uri])
+        assert done.exit_code == 0, done.output
+        write(other, 2)
+        with pytest.raises(StateLockLostError):
+            write(manager, 3)
+    assert count(manager) == 2
+
+
+# --- a bad line ---
+
+
+@pytest.fixture
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What befalls a statement, befalls the lock."""
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.0)
+
+
+@pytest.fixture
+def line(server: Endpoint) -> Iterator[tuple[Proxy, Endpoint]]:
+    """A proxy that does harm to every INSERT and every change."""
+    with serving(server) as (proxy, address):
+        proxy.harmed = (b"INSERT INTO", b"ALTER TABLE")
+        yield proxy, address
+
+
+@pytest.fixture
+def victim(line: tuple[Proxy, Endpoint], manager: Manager, schema: str) -> Iterator[Manager]:
+    """A client behind the proxy, that knows the counter's row."""
+    victim = Manager(line[1].url(), schema=schema, lock_mode="keeper")
+    write(victim, 0)
+    yield victim
+    victim.close()
+
+
+TAKE, STATE, CHECK, RELEASE = range(4)
+"""The statements of one `set` that change anything, in their order."""
+each_statement = pytest.mark.parametrize(
+    "nth", [TAKE, STATE, CHECK, RELEASE], ids=["take", "state", "check", "release"]
+)
+
+
+@each_statement
+@pytest.mark.parametrize(
+    "faults",
+    [[lost], [refused], [doubled], [late(0.6)]],
+    ids=["answer lost", "never seen", "doubled", "late, too"],
+)
+def test_one_fault_of_the_line_is_made_good(
+    manager: Manager, victim: Manager, line: tuple[Proxy, Endpoint], nth: int, faults: list[Fault]
+) -> None:
+    proxy = line[0]
+    proxy.plan(*[passed] * nth, *faults)
+    write(victim, 1)
+    began = time.monotonic()
+    add_one(manager)
+    proxy.finish()
+    add_one(manager)
+    add_one(victim)
+    assert time.monotonic() - began < AT_ONCE_SECONDS
+    assert count(manager) == 4
+
+
+@each_statement
+def test_what_lands_after_its_client_gave_up_blocks_nobody(
+    no_retries: None,
+    manager: Manager,
+    victim: Manager,
+    line: tuple[Proxy, Endpoint],
+    nth: int,
+) -> None:
+    proxy = line[0]
+    again = [refused] if nth == STATE else []  # the driver itself sends an INSERT again, but no ALTER
+    proxy.plan(*[passed] * nth, late(0.5), *again)
+    if nth == RELEASE:
+        write(victim, 1)
+        proxy.finish()  # until then it is held
+    else:
+        with pytest.raises(ServerUnreachableError):
+            write(victim, 1)
+    began = time.monotonic()
+    write(manager, 2)
+    proxy.finish()
+    add_one(manager)
+    add_one(victim)
+    assert time.monotonic() - began < AT_ONCE_SECONDS
+    assert count(manager) == 4
+
+
+def test_a_row_whose_creation_lands_late_blocks_nobody(
+    no_retries: None, manager: Manager, victim: Manager, line: tuple[Proxy, Endpoint]
+) -> None:
+    proxy = line[0]
+    proxy.plan(passed, late(0.5), refused)  # the guard comes first
+    fresh = MeltanoState("fresh", {}, {"n": 1})
+    with pytest.raises(ServerUnreachableError):
+        victim.set(fresh)
+    proxy.finish()
+    began = time.monotonic()
+    manager.set(fresh)
+    assert time.monotonic() - began < AT_ONCE_SECONDS
+    assert manager.get("fresh") == fresh
+
+
+def test_statements_that_arrive_late_lose_no_count(
+    manager: Manager, victim: Manager, line: tuple[Proxy, Endpoint]
+) -> None:
+    proxy = line[0]
+    proxy.plan(*[delayed(seconds) for seconds in (0.3, 0.0, 0.6, 1.0, 0.0, 0.3, 0.3, 0.0, 0.3, 0.6, 0.0, 0.3)])
+    with ThreadPoolExecutor(1) as pool:
+        counting = pool.submit(repeat, 4, lambda: add_one(victim))
+        quick = 0
+        while not counting.done():
+            add_one(manager)
+            quick += 1
+        counting.result()
+    proxy.finish()
+    assert count(manager) == 4 + quick
+
+
+# --- with and without a Keeper ---
+
+
+def test_a_keeper_that_lost_its_data_is_a_clear_error_with_the_remedy(
+    open_manager: Callable[..., Manager], private_server: ClickHouseServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = open_manager(private_server, schema="meltano")
+    write(keeper, 1)
+    private_server.restart()
+    with pytest.raises(NoKeeperError, match=r"has lost the lock table.*DROP the table whose name ends in _keeper_lock"):
+        write(keeper, 2)
+    with caplog.at_level(logging.INFO, "meltano_ch_state.modes"):
+        auto = open_manager(private_server, schema="meltano", lock_mode="auto", lock_acquire_timeout_seconds=0)
+        assert mode_of(auto) == "insert"
+    assert "Locks are kept by inserts (lock_mode auto): The Keeper of ClickHouse" in caplog.text
+    private_server.execute("DROP TABLE meltano.state_keeper_lock SYNC")
+    add_one(open_manager(private_server, schema="meltano"))
+    assert count(keeper) == 2
+
+
+def test_without_a_keeper_the_error_says_what_to_do_and_auto_locks_by_inserts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uri = f"chdb://{tmp_path / 'state'}"
+    with pytest.raises(NoKeeperError, match=r"has no Keeper.*Set lock_mode to insert, or configure keeper_map_"):
+        write(Manager(uri, lock_mode="keeper"), 1)
+    with caplog.at_level(logging.INFO, "meltano_ch_state.modes"):
+        auto = Manager(uri, lock_mode="auto")
+        add_one(auto)
+    assert mode_of(auto) == "insert"
+    assert re.search(r"Locks are kept by inserts \(lock_mode auto\): .* has no Keeper", caplog.text)
+    auto.close()
+
+
+def test_auto_locks_in_keeper_where_it_can(
+    open_manager: Callable[..., Manager], caplog: pytest.LogCaptureFixture, server: Endpoint, schema: str
+) -> None:
+    with caplog.at_level(logging.INFO, "meltano_ch_state.modes"):
+        auto = open_manager(lock_mode="auto")
+        add_one(auto)
+    assert mode_of(auto) == "keeper"
+    assert "Locks are kept in Keeper (lock_mode auto)" in caplog.text
+    assert server.execute(f"SELECT count() FROM {schema}.state_keeper_lock") == "1"
+
+
+def test_a_missing_table_is_not_made_without_auto_upgrade(open_manager: Callable[..., Manager]) -> None:
+    write(open_manager(lock_mode="insert"), 0)
+    with pytest.raises(SchemaMissingError, match=r"Run: python -m .*migrate -x lock_mode=keeper upgrade head"):
+        write(open_manager(auto_upgrade=False), 1)
+    auto = open_manager(lock_mode="auto", auto_upgrade=False)
+    write(auto, 2)
+    assert mode_of(auto) == "insert"

@@ -1,0 +1,143 @@
+"""The lock table in Keeper in memory, and as a client of the scheduler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from meltano_ch_state.keeper import Cell, KeeperView
+from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow
+from meltano_ch_state.testing import MemoryDatabase, MemoryLocks
+
+if TYPE_CHECKING:
+    from tests.model.binding import Client, World
+
+
+class MemoryKeeper(MemoryLocks):
+    """Both lock tables. The methods are those of `repositories.cells`."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        super().__init__(database)
+        self.cells: dict[str, Cell] = {}
+
+    def look(self, state_ids: Collection[str]) -> Mapping[str, KeeperView]:
+        return {i: KeeperView(self.cells.get(i), view) for i, view in self.read(state_ids).items()}
+
+    def create(self, rows: Collection[LockRow]) -> None:
+        for row in rows:
+            self.cells.setdefault(row.state_id, Cell(self._lock(row, self.now()), row.released, row.sequence))
+
+    def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
+        for row in rows:
+            cell = self.cells.get(row.state_id)
+            if cell and self.is_free(cell, seen, silent):
+                token = max(self.now(), cell.lock.token + TOKEN_STEP)
+                self.cells[row.state_id] = Cell(self._lock(row, token), False, cell.sequence)
+
+    def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
+        self.take(rows, seen, ())
+
+    def is_free(self, cell: Cell, seen: Mapping[str, str], silent: Collection[Cell]) -> bool:
+        """Whether a row may be taken by who has seen that."""
+        marks = {(each.lock.lock_id, each.sequence) for each in silent}
+        return cell.lock.lock_id in seen.values() and (cell.released or (cell.lock.lock_id, cell.sequence) in marks)
+
+    def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
+        for cell in self._own(lock_id, state_ids):
+            lock = replace(cell.lock, token=max(cell.lock.token, token), locked_at=self.now())
+            self.cells[lock.state_id] = Cell(lock, False, max(cell.sequence, sequence))
+
+    def release(self, lock_id: str, state_ids: Collection[str]) -> None:
+        for cell in self._own(lock_id, state_ids):
+            self.cells[cell.lock.state_id] = replace(cell, released=True)
+
+    def cancel(
+        self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str
+    ) -> None:
+        for state_id in state_ids:
+            cell = self.cells.get(state_id)
+            if cell and (cell.lock.lock_id == lock_id or self.is_free(cell, seen, silent)):
+                self.cells[state_id] = replace(cell, lock=replace(cell.lock, lock_id=burnt), released=True)
+
+    def sequences(self, lock_id: str, guards: Mapping[str, str]) -> Mapping[str, int]:
+        own = self._own(lock_id, guards)
+        alive = self.alive(guards, set(guards.values()))
+        return {c.lock.state_id: c.sequence for c in own if (c.lock.state_id, guards[c.lock.state_id]) in alive}
+
+    def _own(self, lock_id: str, state_ids: Collection[str]) -> list[Cell]:
+        found = [self.cells[state_id] for state_id in state_ids if state_id in self.cells]
+        return [cell for cell in found if cell.lock.lock_id == lock_id and not cell.released]
+
+    def _lock(self, row: LockRow, token: int) -> LiveLock:
+        now = self.now()
+        return LiveLock(row.state_id, row.lock_id, token, now, now, row.lease_seconds, row.identity)
+
+
+class TakesWhatIsHeld(MemoryKeeper):
+    """Mistake: a row is taken whoever has it."""
+
+    def is_free(self, cell: Cell, seen: Mapping[str, str], silent: Collection[Cell]) -> bool:
+        return True
+
+
+class ChecksNothing(MemoryKeeper):
+    """Mistake: the check after a write finds all well."""
+
+    def sequences(self, lock_id: str, guards: Mapping[str, str]) -> Mapping[str, int]:
+        return dict.fromkeys(guards, 1_000_000)
+
+
+class LateTakes(MemoryKeeper):
+    """Mistake: what was sent and given up is not cancelled."""
+
+    def cancel(
+        self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str
+    ) -> None:
+        self.release(lock_id, state_ids)
+
+
+class SteppedKeeper:
+    """A client's store: it stops before each call."""
+
+    def __init__(self, world: World, client: Client, rows: Any) -> None:
+        """Bind a client; `rows` are the ordinary lock rows as it sees them."""
+        self._world, self._client = world, client
+        self.insert, self.read, self.alive = rows.insert, rows.read, rows.alive
+        self.now, self.settle_seconds = rows.now, rows.settle_seconds
+
+    def look(self, state_ids: Collection[str]) -> Mapping[str, KeeperView]:
+        return self._read("looks", "look", tuple(state_ids))  # type: ignore[no-any-return]
+
+    def sequences(self, lock_id: str, guards: Mapping[str, str]) -> Mapping[str, int]:
+        return self._read(f"asks whether {lock_id} is alive", "sequences", lock_id, dict(guards))  # type: ignore[no-any-return]
+
+    def create(self, rows: Collection[LockRow]) -> None:
+        self._write("creates", "create", tuple(rows))
+
+    def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
+        self._write("takes", "take", tuple(rows), dict(seen), tuple(silent))
+
+    def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
+        self._write("takes", "retake", tuple(rows), dict(seen))
+
+    def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
+        self._write(f"touches {lock_id}", "touch", lock_id, tuple(state_ids), sequence, token)
+
+    def release(self, lock_id: str, state_ids: Collection[str]) -> None:
+        self._write(f"releases {lock_id}", "release", lock_id, tuple(state_ids), ending=True)
+
+    def cancel(
+        self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str
+    ) -> None:
+        told = (lock_id, tuple(state_ids), dict(seen), tuple(silent), burnt)
+        self._write(f"cancels {lock_id}", "cancel", *told, ending=True)
+
+    def _call(self, name: str, *arguments: Any) -> Callable[[], Any]:
+        return lambda: getattr(self._world.locks, name)(*arguments)
+
+    def _read(self, told: str, name: str, *arguments: Any) -> Any:
+        return self._client.stop(told, self._call(name, *arguments))
+
+    def _write(self, told: str, name: str, *arguments: Any, ending: bool = False) -> None:
+        self._client.stop(told, self._call(name, *arguments), writing=True, ending=ending)

@@ -1,0 +1,68 @@
+"""The code of the locks in Keeper, in every order of two clients' statements, and in random ones of more."""
+
+from __future__ import annotations
+
+from tests.model.binding import (
+    CLEAR,
+    FAULTS_OF_WRITES,
+    JUMP,
+    SET,
+    SET_ALL,
+    SET_ALL_BACKWARDS,
+    UPDATE,
+    Setup,
+    assert_all_is_well,
+    assert_caught,
+    explore,
+    sample,
+)
+from tests.model.keeper_memory import ChecksNothing, LateTakes, MemoryKeeper, TakesWhatIsHeld
+
+EVERYBODY = range(6)
+ALL_FAULTS = (*FAULTS_OF_WRITES, JUMP)
+
+
+def keeper(*scripts: object, **options: object) -> Setup:
+    return Setup(scripts, **{"locks": MemoryKeeper, "keeper": EVERYBODY, **options})  # type: ignore[arg-type]
+
+
+def test_two_clients_that_update_in_every_order() -> None:
+    assert_all_is_well(explore(keeper([UPDATE], [UPDATE], most_faults=0)), complete=1, states=50)
+
+
+def test_two_clients_with_a_lost_answer_in_every_order() -> None:
+    assert_all_is_well(explore(keeper([SET], [SET], faults=["lost"])), complete=3_000, states=10_000)
+
+
+def test_three_clients_with_two_faults_at_random() -> None:
+    setup = keeper([UPDATE, UPDATE], [UPDATE, SET], [UPDATE, CLEAR], faults=ALL_FAULTS, most_faults=2)
+    assert_all_is_well(sample(setup, 800, 1), complete=800, states=700)
+
+
+def test_bulk_calls_with_faults_at_random() -> None:
+    setup = keeper([SET_ALL, UPDATE], [SET_ALL_BACKWARDS], [UPDATE], faults=ALL_FAULTS, most_faults=2)
+    assert_all_is_well(sample(setup, 500, 2), complete=500, states=400)
+
+
+def test_clients_of_both_modes_in_every_order() -> None:
+    assert_all_is_well(explore(keeper([UPDATE], [UPDATE], most_faults=0, keeper=[0])), complete=1, states=50)
+
+
+def test_clients_of_both_modes_with_faults_at_random() -> None:
+    setup = keeper([UPDATE, UPDATE], [UPDATE], [UPDATE, SET], faults=("lost", "late", "twice", "crash"), keeper=[0, 2])
+    assert_all_is_well(sample(setup, 600, 3), complete=600, states=400)
+
+
+def test_taking_what_is_held_is_caught() -> None:
+    assert_caught(
+        sample(keeper([UPDATE, UPDATE], [UPDATE, UPDATE], locks=TakesWhatIsHeld), 500, 4), "one holder at once"
+    )
+
+
+def test_leaving_out_the_check_after_a_write_is_caught() -> None:
+    setup = keeper([UPDATE], [UPDATE], faults=[JUMP], locks=ChecksNothing)
+    assert_caught(explore(setup), "no update is lost")
+
+
+def test_leaving_out_to_cancel_is_caught() -> None:
+    assert_caught(explore(keeper([UPDATE, UPDATE], [], faults=["late"], locks=LateTakes)), "no row is left")
