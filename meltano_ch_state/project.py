@@ -30,7 +30,7 @@ def find_settings(given: Mapping[str, str | None]) -> Settings:
         if not options.get("uri"):
             raise MissingSettingError(
                 "No ClickHouse is configured",
-                "Give -x uri=clickhouse://user@host:8123 (to meltano-ch-state --uri), or set MELTANO_STATE_BACKEND_URI,"
+                "Give --uri clickhouse://user@host:8123 (to Alembic: -x uri=...), or set MELTANO_STATE_BACKEND_URI,"
                 " or run this in a Meltano project whose state_backend.uri begins with clickhouse:// or chdb://",
             )
     return from_environment(os.environ, **options)

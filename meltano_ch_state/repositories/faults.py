@@ -55,7 +55,7 @@ _CONFLICTS = re.compile("Node exists|Bad version")
 """What Keeper says when somebody else was faster. To try again would not help."""
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _GRANT = re.compile(r"necessary to have the grant (.+?)\.(?:\s|$)")
-UPGRADE_COMMAND = "python -m meltano_ch_state.migrate upgrade head"
+UPGRADE_COMMAND = "meltano-ch-state upgrade"
 KEEPER_COMMAND = "python -m meltano_ch_state.migrate -x lock_mode=keeper upgrade head"
 _SERVER_NOISE = re.compile(r"^.*?DB::Exception: |\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL)
 _DRIVER_ERRORS = (DBAPIError, DatabaseException, RequestException, ConnectionError, EOFError)
@@ -98,7 +98,7 @@ def translate(error: Exception, address: str) -> ServerError | SchemaMissingErro
     if code in _LOGIN_CODES:
         return AuthenticationError(
             f"ClickHouse at {address} refused the user or the password",
-            "Check state_backend.clickhouse.user and state_backend.clickhouse.password",
+            "Check state_backend.clickhouse.user, and the password in MELTANO_STATE_BACKEND_CLICKHOUSE_PASSWORD",
         )
     refused = code is None and isinstance(error, DBAPIError) and not isinstance(error, OperationalError)
     if code in {ACCESS_DENIED, READONLY} or refused:  # clickhouse-connect itself refuses settings to a readonly user

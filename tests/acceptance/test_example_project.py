@@ -79,7 +79,7 @@ def test_a_night_counts_only_what_is_new_and_only_one_process_does_it(
 
 def test_a_project_that_forgot_to_make_the_tables_is_told_how(private_server: ClickHouseServer) -> None:
     engine = create_engine(clickhouse(private_server))
-    with pytest.raises(SchemaMissingError, match="upgrade head"):
+    with pytest.raises(SchemaMissingError, match="meltano-ch-state upgrade"):
         open_store(engine, schema="nowhere").get("a")
     engine.dispose()
 

@@ -49,7 +49,7 @@ def test_a_wrong_password_is_one_line_and_loads_nothing(project_at: Any, server:
     project = project_at(f"clickhouse://admin@{address}")
     refused = (
         f"ClickHouse at {address} refused the user or the password."
-        " Check state_backend.clickhouse.user and state_backend.clickhouse.password."
+        " Check state_backend.clickhouse.user, and the password in MELTANO_STATE_BACKEND_CLICKHOUSE_PASSWORD."
     )
     done = project.meltano("state", "list")
     assert (done.returncode, complaints(done)) == (1, [refused])

@@ -137,7 +137,7 @@ def test_missing_tables_are_told_with_the_command_that_makes_them(
 ) -> None:
     error = error_of(lambda: StateRepository(connect(), schema).get("a"), server)
     assert isinstance(error, SchemaMissingError)
-    assert "upgrade head" in error.remedy
+    assert "meltano-ch-state upgrade" in error.remedy
 
 
 def test_a_missing_right_is_told_with_its_grant(connect: Connect, server: Endpoint, tables: str) -> None:

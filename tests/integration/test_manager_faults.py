@@ -195,7 +195,7 @@ def test_a_wrong_password_is_one_line(server: Endpoint, call: Callable[[Manager]
     assert isinstance(error, AuthenticationError)
     assert str(error) == (
         f"ClickHouse at {server.host}:{server.http_port} refused the user or the password."
-        " Check state_backend.clickhouse.user and state_backend.clickhouse.password."
+        " Check state_backend.clickhouse.user, and the password in MELTANO_STATE_BACKEND_CLICKHOUSE_PASSWORD."
     )
 
 

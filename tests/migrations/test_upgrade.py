@@ -144,7 +144,7 @@ def test_the_first_write_creates_the_tables_and_the_next_only_asks_for_revision_
 
 
 def test_without_auto_upgrade_the_first_write_names_the_command(engine: Engine, names: Names) -> None:
-    with pytest.raises(SchemaMissingError, match=f"schema {names.schema} are missing.*migrate upgrade head"):
+    with pytest.raises(SchemaMissingError, match=f"schema {names.schema} are missing.*meltano-ch-state upgrade"):
         Schema(engine, names, auto_upgrade=False).make_writable()
 
 
@@ -154,7 +154,7 @@ def test_without_auto_upgrade_an_older_schema_is_named_with_both_revisions(
     upgrade(engine, names)
     monkeypatch.setattr(migrate, "HEAD", "0002")
 
-    with pytest.raises(SchemaMissingError, match=r"at revision 0001, older than 0002.*migrate upgrade head"):
+    with pytest.raises(SchemaMissingError, match=r"at revision 0001, older than 0002.*meltano-ch-state upgrade"):
         Schema(engine, names, auto_upgrade=False).make_writable()
 
 
