@@ -73,7 +73,7 @@ class Schema:
         return revision is not None
 
     def make_writable(self) -> None:
-        """Create or upgrade the tables if they need it. Three statements when they do not.
+        """Create or upgrade the tables if they need it. Two statements when they do not.
 
         Raises:
             SchemaMissingError: If they need it and `auto_upgrade` is off.

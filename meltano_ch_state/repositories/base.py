@@ -102,11 +102,9 @@ class TableRepository(Repository):
         known = _consistencies.setdefault(self.engine, {})
         if self._names not in known:
             found = self.select(_ENGINE, {"schema": self._names.schema, "table": self._names.table})
-            name, readonly = found[0] if found else ("", 0)
-            consistency = consistency_of(name, may_set=int(readonly) != 1 and self.engine.driver != "http")
             if not found:
-                return consistency
-            known[self._names] = consistency
+                return consistency_of("")
+            remember_engine_of_tables(self.engine, self._names, *found[0])
         return known[self._names]
 
     def point_read(
@@ -134,6 +132,12 @@ class TableRepository(Repository):
 _consistencies: WeakKeyDictionary[Engine, dict[Names, Consistency]] = WeakKeyDictionary()
 """Both tables of a set of names have one kind of engine: migrations make them together."""
 _ENGINE = text("SELECT engine, getSetting('readonly') FROM system.tables WHERE database = :schema AND name = :table")
+
+
+def remember_engine_of_tables(engine: Engine, names: Names, table_engine: str, readonly: int) -> None:
+    """Derive what the tables need from the name of their engine, and from the user's setting `readonly`."""
+    consistency = consistency_of(table_engine, may_set=int(readonly) != 1 and engine.driver != "http")
+    _consistencies.setdefault(engine, {})[names] = consistency
 
 
 def forget_engines_of_tables(engine: Engine) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Engine, String, TextClause, column, table, text
+from sqlalchemy import Connection, Engine, String, TextClause, column, func, select, table, text
 
 from meltano_ch_state.consistency import PLAIN_ENGINE
 from meltano_ch_state.errors import PermissionDeniedError, SchemaMissingError
-from meltano_ch_state.repositories.base import Repository, select_final
+from meltano_ch_state.repositories.base import Repository, remember_engine_of_tables, select_final
 from meltano_ch_state.repositories.faults import server_errors
 from meltano_ch_state.settings import Names, Topology
 
@@ -18,13 +18,22 @@ class SchemaRepository(Repository):
         """Bind the version table of a set of names; nothing is sent yet."""
         super().__init__(engine)
         self._names = names
+        self._table_engine = ""
         version_num = column("version_num", String)
-        self._revision = select_final(version_num).select_from(
-            table(names.version_table, version_num, schema=names.schema)
+        tables = table("tables", column("database"), column("name"), column("engine"), schema="system")
+        engine_of_tables = (
+            select(func.any(tables.c.engine))
+            .where(tables.c.database == names.schema, tables.c.name == names.table)
+            .scalar_subquery()
         )
+        self._revision = select_final(
+            version_num, engine_of_tables.label("engine"), func.getSetting("readonly").label("readonly")
+        ).select_from(table(names.version_table, version_num, schema=names.schema))
 
     def revision(self) -> str | None:
         """The revision of the database's schema, such as `0001`; None when there is no schema. One statement.
+
+        It brings the engine of the tables along, which their first read or write would ask for.
 
         Raises:
             ServerError: In one of its kinds, when the server does not answer or refuses.
@@ -33,16 +42,20 @@ class SchemaRepository(Repository):
             found = self.select(self._revision)
         except SchemaMissingError:
             return None
-        return str(found[0][0]) if found else None
+        if not found:
+            return None
+        revision, self._table_engine, readonly = found[0]
+        if self._table_engine:
+            remember_engine_of_tables(self.engine, self._names, self._table_engine, readonly)
+        return str(revision)
 
     def is_cloud(self) -> bool:
         """Whether this is ClickHouse Cloud, which replicates every table by itself and knows no clusters."""
         return [row[0] for row in self.select(_CLOUD_MODE)] in (["1"], ["true"])
 
     def has_plain_tables(self) -> bool:
-        """Whether the state table is there, and its rows stay on the server that got them."""
-        found = self.select(_ENGINE, {"schema": self._names.schema, "table": self._names.table})
-        return bool(found) and str(found[0][0]) == PLAIN_ENGINE
+        """Whether the last `revision` saw the state table, and its rows stay on the server that got them."""
+        return self._table_engine == PLAIN_ENGINE
 
     def make_keeper_table(self, topology: Topology) -> None:
         """Create the lock table in Keeper unless it is there.
@@ -126,7 +139,6 @@ def foreign_tables(connection: Connection, names: Names) -> list[str]:
 
 
 _DATABASE = text("SELECT count() FROM system.databases WHERE name = :schema")
-_ENGINE = text("SELECT engine FROM system.tables WHERE database = :schema AND name = :table")
 _CLOUD_MODE = text("SELECT value FROM system.settings WHERE name = 'cloud_mode'")
 # The examples of clusters that ClickHouse was installed with consist of loopback addresses only.
 CLUSTERS = text(

@@ -128,7 +128,7 @@ def test_a_schema_without_the_version_table_counts_as_missing(server: Endpoint, 
     assert not Schema(engine, names).readable()
 
 
-def test_the_first_write_creates_the_tables_and_the_next_only_asks_for_revision_engine_and_neighbours(
+def test_the_first_write_creates_the_tables_and_the_next_only_asks_for_the_revision_and_neighbours(
     engine: Engine, names: Names, statements: list[str]
 ) -> None:
     Schema(engine, names).make_writable()
@@ -136,11 +136,9 @@ def test_the_first_write_creates_the_tables_and_the_next_only_asks_for_revision_
 
     Schema(engine, names).make_writable()
 
-    assert [statement.split(" FROM ")[1].split()[0] for statement in statements] == [
-        f"{names.schema}.state_alembic",
-        "system.tables",
-        "system.clusters",
-    ]
+    assert len(statements) == 2
+    assert f"{names.schema}.state_alembic" in " ".join(statements[0].split())
+    assert "system.clusters" in statements[1]
 
 
 def test_without_auto_upgrade_the_first_write_names_the_command(engine: Engine, names: Names) -> None:
