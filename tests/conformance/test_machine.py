@@ -25,7 +25,7 @@ from meltano_ch_state.errors import NestedLockError, StateLockedError
 from meltano_ch_state.globs import matcher
 from tests.conformance.conftest import Manager, Opener
 
-STEPS = int(os.environ.get("STATE_MACHINE_STEPS", "500"))
+STEPS = int(os.environ.get("STATE_MACHINE_STEPS", "200"))
 STEPS_A_RUN = 50
 IDS = st.sampled_from(["a", "b", "dev:tap-to-target", "dev:tap%_", "", "é'\\", "x" * 300])
 PATTERNS = st.sampled_from(["*", "dev:*", "?", "[ab]", "*_", "nothing*", "[!a]*"])
