@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.stores import KEEPER, existing
+from benchmarks.stores import existing
 
 ROOT = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -18,7 +18,7 @@ ALL = {PRODUCT, BARE, SQLITE, FILES}
 COLUMNS = {
     "update, complete, warm": ALL,
     "update, partial, warm": ALL,
-    "update, complete, warm, locks in Keeper": {PRODUCT, KEEPER},
+    "update, complete, warm, locks in Keeper": {PRODUCT},
     "get, warm": ALL,
     "update and clear, warm": ALL,
     "get, cold: a whole new process": ALL,
