@@ -15,7 +15,7 @@ demo: .venv/installed ## a Meltano pipeline, run twice, that keeps its bookmark 
 	@$(BIN)/python examples/demo/demo.py
 
 test: .venv/installed ## the whole suite; its closing line is the last
-	@$(BIN)/python -m pytest -n 3 --cov --cov-report term
+	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --cov --cov-report term
 
 lint: .venv/installed
 	$(BIN)/ruff check .
