@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import trustme
 from meltano.core.state_store.base import MeltanoState
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
-from meltano_ch_state import connection
+from meltano_ch_state import connection, retry
 from meltano_ch_state.connection import engine_for
 from meltano_ch_state.errors import ServerUnreachableError
 from meltano_ch_state.manager import ClickhouseStateStoreManager
@@ -140,18 +141,28 @@ def test_a_service_that_does_not_wake_up_in_time_is_one_line(
         assert "timed out" in refusal(Manager(endpoint.url(), schema=schema))
 
 
+@contextmanager
+def closing_of(engine: Engine) -> Iterator[None]:
+    """The proxy waits for its clients: let go of it, whatever happens."""
+    try:
+        yield
+    finally:
+        engine.dispose()
+
+
 @pytest.mark.parametrize("reconnects", [False, True], ids=["on the same connection", "on a new one"])
 def test_once_it_has_answered_nobody_is_patient_any_more(
     server: Endpoint, monkeypatch: pytest.MonkeyPatch, reconnects: bool
 ) -> None:
     monkeypatch.setattr(connection, "ANSWER_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.0)  # the next try would find it awake
     with serving(server) as (proxy, endpoint):
         engine = engine_for(resolve(endpoint.url()))
-        repository = Repository(engine)
-        repository.select(text("SELECT 1"))
-        if reconnects:
-            engine.dispose()
-        proxy.wakes_up_after_seconds = 2.5
-        with pytest.raises(ServerUnreachableError, match="timed out"):
+        with closing_of(engine):
+            repository = Repository(engine)
             repository.select(text("SELECT 1"))
-        engine.dispose()
+            if reconnects:
+                engine.dispose()
+            proxy.wakes_up_after_seconds = 2.5
+            with pytest.raises(ServerUnreachableError, match="timed out"):
+                repository.select(text("SELECT 1"))
