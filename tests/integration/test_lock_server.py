@@ -11,6 +11,7 @@ import pytest
 from meltano.core.state_store.base import MeltanoState
 from sqlalchemy import event
 
+from meltano_ch_state.connection import engine_for
 from meltano_ch_state.errors import StateLockedError
 from meltano_ch_state.manager import ClickhouseStateStoreManager
 from meltano_ch_state.repositories.locks import STATE_BYTES
@@ -33,6 +34,14 @@ def live_rows(server: Endpoint, schema: str) -> int:
         f" FROM {schema}.state_lock GROUP BY lock_id, state_id) WHERE dead = 0"
     )
     return int(server.execute(query))
+
+
+def kinds_of_statements(manager: ClickhouseStateStoreManager) -> list[str]:
+    """The first words of what is sent from now on, as it is sent."""
+    sent: list[str] = []
+    engine = engine_for(manager.settings)
+    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+    return sent
 
 
 @pytest.mark.timeout(180)
@@ -132,9 +141,7 @@ def test_a_waiter_gets_in_when_the_holder_releases(
 
 
 def test_the_lock_path_sends_nothing_but_insert_and_select(manager: ClickhouseStateStoreManager) -> None:
-    sent: list[str] = []
-    engine = manager.store._states.engine  # type: ignore[attr-defined]
-    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+    sent = kinds_of_statements(manager)
     manager.update(MeltanoState(STATE_ID, {}, {"n": 1}))
     assert sent == ["INSERT", "SELECT", "INSERT", "SELECT", "INSERT"]
     sent.clear()
@@ -173,9 +180,7 @@ def test_reads_and_writes_under_one_lock_see_each_other(manager: ClickhouseState
 def test_a_thousand_states_cost_a_handful_of_statements_and_have_one_birth(
     manager: ClickhouseStateStoreManager, server: Endpoint, schema: str
 ) -> None:
-    sent: list[str] = []
-    engine = manager.store._states.engine  # type: ignore[attr-defined]
-    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+    sent = kinds_of_statements(manager)
     assert manager.set_all(MeltanoState(f"id-{i}", {}, {"n": i}) for i in range(1_000)) == 1_000
     assert len(sent) <= 6
     assert len(manager.get_state_ids("id-*")) == 1_000
@@ -187,9 +192,7 @@ def test_a_thousand_states_cost_a_handful_of_statements_and_have_one_birth(
 
 def test_a_thousand_states_are_listed_and_got_by_a_handful_of_statements(manager: ClickhouseStateStoreManager) -> None:
     manager.set_all(MeltanoState(f"id-{i}", {}, {"n": i}) for i in range(1_000))
-    sent: list[str] = []
-    engine = manager.store._states.engine  # type: ignore[attr-defined]
-    event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+    sent = kinds_of_statements(manager)
     got = {state_id: manager.get(state_id) for state_id in manager.get_state_ids("id-*")}
     assert got == {f"id-{i}": MeltanoState(f"id-{i}", {}, {"n": i}) for i in range(1_000)}
     assert len(sent) <= 5

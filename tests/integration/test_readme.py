@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from tests.rig.endpoint import Endpoint
 
@@ -25,4 +26,6 @@ def test_a_block_of_python_runs(block: str, server: Endpoint, schema: str, capsy
     names: dict[str, object] = {}
     exec(compile(own, str(README), "exec"), names)
     assert capsys.readouterr().out == "None\n"
-    names["engine"].dispose()  # type: ignore[attr-defined]
+    engine = names["engine"]
+    assert isinstance(engine, Engine)
+    engine.dispose()

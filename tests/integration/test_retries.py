@@ -145,7 +145,7 @@ def test_what_may_pass_is_busy_and_sent_again(code: int, proxy: tuple[Proxy, Man
             raise errors.pop()
         return "answered"
 
-    assert retry.retried(proxy[1].store._states.engine, send) == "answered"  # type: ignore[attr-defined]
+    assert retry.retried(connection.engine_for(proxy[1].settings), send) == "answered"
 
 
 @pytest.mark.parametrize("code", [36, 62, 47, 60, 81, 164, 192, 193, 194, 497, 516])
@@ -161,5 +161,5 @@ def test_settings_syntax_missing_tables_rights_and_logins_are_not_tried_again(
         raise error
 
     with pytest.raises(type(error)):
-        retry.retried(proxy[1].store._states.engine, send)  # type: ignore[attr-defined]
+        retry.retried(connection.engine_for(proxy[1].settings), send)
     assert attempts == [code]
