@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trustme
 from meltano.core.state_store.base import MeltanoState
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 
 from meltano_ch_state import connection, retry
 from meltano_ch_state.connection import engine_for
@@ -141,15 +141,6 @@ def test_a_service_that_does_not_wake_up_in_time_is_one_line(
         assert "timed out" in refusal(Manager(endpoint.url(), schema=schema))
 
 
-@contextmanager
-def closing_of(engine: Engine) -> Iterator[None]:
-    """The proxy waits for its clients: let go of it, whatever happens."""
-    try:
-        yield
-    finally:
-        engine.dispose()
-
-
 @pytest.mark.parametrize("reconnects", [False, True], ids=["on the same connection", "on a new one"])
 def test_once_it_has_answered_nobody_is_patient_any_more(
     server: Endpoint, monkeypatch: pytest.MonkeyPatch, reconnects: bool
@@ -158,7 +149,8 @@ def test_once_it_has_answered_nobody_is_patient_any_more(
     monkeypatch.setattr(retry, "RETRY_SECONDS", 0.0)  # the next try would find it awake
     with serving(server) as (proxy, endpoint):
         engine = engine_for(resolve(endpoint.url()))
-        with closing_of(engine):
+        with ExitStack() as stack:
+            stack.callback(engine.dispose)  # whatever happens: the proxy waits for its clients
             repository = Repository(engine)
             repository.select(text("SELECT 1"))
             if reconnects:
