@@ -68,7 +68,7 @@ class CellRepository(Repository):
         missing = list(rows)
         for _ in range(ATTEMPTS):
             try:
-                self.insert(self._table, map(_values, missing), _STRICT)
+                self.insert(self._table, map(values_of, missing), _STRICT)
             except KeeperConflictError:
                 there = self.existing([row.state_id for row in missing])
                 missing = [row for row in missing if row.state_id not in there]
@@ -88,7 +88,7 @@ class CellRepository(Repository):
         where = _FREE_OR_SILENT if marks else _FREE
         for part in parts(rows):
             self._change(
-                _TAKEN + _DETAILS, where, part, {**_values(part[0]), "seen": _seen(part, seen), "silent": marks}
+                _TAKEN + _DETAILS, where, part, {**values_of(part[0]), "seen": _seen(part, seen), "silent": marks}
             )
 
     def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
@@ -207,7 +207,8 @@ def make_cell(  # noqa: PLR0917 - the columns of a row, in their order
     return Cell(lock, over != LIVE_CELL, sequence)
 
 
-def _values(row: LockRow) -> dict[str, object]:
+def values_of(row: LockRow) -> dict[str, object]:
+    """The columns that a lock row has in Keeper and among the ordinary ones alike."""
     return {
         "state_id": row.state_id,
         "lock_id": row.lock_id,

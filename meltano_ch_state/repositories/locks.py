@@ -27,7 +27,7 @@ from meltano_ch_state.models import MICROSECONDS, build
 from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import LiveLock, LockRow, StateRow, View, make_view, tombstone_of
 from meltano_ch_state.repositories.base import TableRepository, select_final
-from meltano_ch_state.repositories.cells import LIVE_CELL, CellRepository, cell_rows, make_cell, text_parts
+from meltano_ch_state.repositories.cells import LIVE_CELL, CellRepository, cell_rows, make_cell, text_parts, values_of
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
 from meltano_ch_state.waiting import Clock
 
@@ -336,18 +336,7 @@ def _live_lock(  # noqa: PLR0917 - the columns of a row, in their order
 
 def _values(row: LockRow) -> dict[str, object]:
     drawn = {"token": row.token, "born": row.born} if row.born is not None else {}
-    return drawn | {
-        "state_id": row.state_id,
-        "lock_id": row.lock_id,
-        "released": int(row.released),
-        "waiting": int(row.waiting),
-        "lease_seconds": row.lease_seconds,
-        "sequence": row.sequence,
-        "holder": row.identity.holder,
-        "process": row.identity.process,
-        "operation": row.identity.operation,
-        "version": row.identity.version,
-    }
+    return drawn | values_of(row) | {"waiting": int(row.waiting)}
 
 
 def _parts(state_ids: Collection[str]) -> Iterator[list[str]]:
