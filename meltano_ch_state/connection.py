@@ -19,6 +19,7 @@ from sqlalchemy.dialects import registry
 from urllib3 import Timeout
 
 from meltano_ch_state import embedded
+from meltano_ch_state.dialect import ConnectDialect
 from meltano_ch_state.settings import Settings
 
 DRIVER = "clickhouse+connect"
@@ -32,7 +33,7 @@ DEFAULT_DATABASE = "default"
 UNKNOWN_DATABASE = 81
 """The server's error code for a database that does not exist."""
 
-registry.register("clickhouse.connect", "meltano_ch_state.dialect", "ConnectDialect")
+registry.register("clickhouse.connect", ConnectDialect.__module__, ConnectDialect.__name__)
 # It is an entry point, too, but SQLAlchemy would look for that in all packages there are: 20 ms.
 
 _engines: dict[URL, Engine] = {}

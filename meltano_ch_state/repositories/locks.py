@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -34,9 +35,9 @@ from meltano_ch_state.waiting import Clock
 IDS_TEXT_BYTES = 50_000
 """State IDs of about this many bytes go into one query: they stand there twice, escaped to up to twice their length,
 and its text may have 256 KiB."""
-STATE_BYTES = 65_536
-"""A state of up to so many bytes comes along with the read that gives its lock: a partial update needs it, and to bring
-it costs less than another request."""
+STATE_CHARACTERS = 65_536
+"""A state whose parts have up to so many characters each comes along with the read that gives its lock: a partial
+update needs it, and to bring it costs less than another request."""
 _POINT_READ = {"max_threads": 1}
 """Threads cost a point read more than they save: 8.9 ms with them, 6.9 ms without, on two cores."""
 
@@ -68,18 +69,7 @@ class LockRepository(TableRepository):
             clock: Time and chance, for tests.
         """
         names = Names(schema, table)
-        models = build(names)
-        super().__init__(engine, models.state_lock, names)
-        state = models.state.c
-        one, many = (_state_rows(state, contents) for contents in (_contents(state), _NO_CONTENTS))
-        cells = cell_rows(models.keeper_lock.c).where(models.keeper_lock.c.state_id.in_(_IDS))
-        self._view, self._views = (_views_statement(models.state_lock.c, states) for states in (one, many))
-        self._look_at_one, self._look_at_many = (
-            _views_statement(models.state_lock.c, states, cells) for states in (one, many)
-        )
-        self._held = _held_statement(models.state_lock.c, models.keeper_lock.c)
-        self._own = _own_statement(models.state_lock.c)
-        self._live = _live_statement(models.state_lock.c)
+        super().__init__(engine, build(names).state_lock, names)
         self.cells = CellRepository(engine, names)
         self.locker: BaseLocker = Locker(Rows(self), options, clock)
 
@@ -102,21 +92,21 @@ class LockRepository(TableRepository):
 
     def read_views(self, state_ids: Collection[str]) -> dict[str, View]:
         """The live locks and the greatest token of each state ID; of a single one also its state."""
-        statement = self._view if len(state_ids) == 1 else self._views
-        rows: list[Row[Any]] = []
-        for part in _parts(state_ids):
-            rows.extend(self.point_read(statement, {"ids": part}, _POINT_READ))
-        return _make_views(state_ids, rows)
+        return _make_views(state_ids, self._view_rows(list(_parts(state_ids))))
 
     def look(self, state_ids: Collection[str]) -> dict[str, KeeperView]:
         """The same, and the rows in Keeper."""
-        statement = self._look_at_one if len(state_ids) == 1 else self._look_at_many
-        rows: list[Row[Any]] = []
-        for part in text_parts(state_ids):
-            rows.extend(self.point_read(statement, {"ids": part}, _POINT_READ))
+        rows = self._view_rows(list(text_parts(state_ids)), in_keeper=True)
         cells = {row[0]: make_cell(*row) for row in rows if row[2] >= LIVE_CELL}
         views = _make_views(state_ids, [row for row in rows if row[2] < LIVE_CELL])
         return {state_id: KeeperView(cells.get(state_id), view) for state_id, view in views.items()}
+
+    def _view_rows(self, parts: Sequence[Sequence[str]], in_keeper: bool = False) -> list[Row[Any]]:
+        if len(parts) == len(parts[0]) == 1:
+            statement = _views_statement(self._names, True, in_keeper)
+            return list(self.point_read(statement, {"id": parts[0][0]}, _POINT_READ))
+        statement = _views_statement(self._names, False, in_keeper)
+        return [row for part in parts for row in self.point_read(statement, {"ids": part}, _POINT_READ)]
 
     def sequences(self, lock_id: str, guards: Mapping[str, str]) -> dict[str, int]:
         """The sequence in Keeper of each state ID that a lock_id holds and whose guard is alive.
@@ -128,7 +118,7 @@ class LockRepository(TableRepository):
         found: dict[str, int] = {}
         for part in text_parts(guards, len(set(guards.values()))):
             parameters = {"ids": part, "lock_ids": sorted({guards[i] for i in part}), "holder": lock_id}
-            rows = self.point_read(self._held, parameters, _POINT_READ)
+            rows = self.point_read(_held_statement(self._names), parameters, _POINT_READ)
             ended = {(row[0], row[1]) for row in rows if row[2] == 1}
             alive = {row[0] for row in rows if row[2] == 0 and row[1] == guards[row[0]]}
             found |= {
@@ -142,13 +132,14 @@ class LockRepository(TableRepository):
         """Those (state_id, lock_id) that have a row and no tombstone."""
         found: dict[tuple[str, str], bool] = {}
         for part in _parts(state_ids):
-            for *key, released in self.point_read(self._own, {"ids": part, "lock_ids": list(lock_ids)}, _POINT_READ):
+            parameters = {"ids": part, "lock_ids": list(lock_ids)}
+            for *key, released in self.point_read(_own_statement(self._names), parameters, _POINT_READ):
                 found[key[0], key[1]] = found.get((key[0], key[1]), True) and not released
         return {key for key, alive in found.items() if alive}
 
     def live(self) -> list[LiveLock]:
         """The locks of contenders and holders of all state IDs, without the places in queues, and without guards."""
-        rows = [_live_lock(*row) for row in self.select(self._live)]
+        rows = [_live_lock(*row) for row in self.select(_live_statement(self._names))]
         held = [cell.lock for cell in self._cells_there().values() if not cell.released]
         return sorted((lock for lock in (*rows, *held) if not lock.is_guard), key=lambda lock: lock.state_id)
 
@@ -234,32 +225,41 @@ def _lock_ids(lock: Any) -> Any:
     ).group_by(lock.state_id, lock.lock_id)
 
 
-def _live_statement(lock: Any) -> Any:
+@cache
+def _live_statement(names: Names) -> Any:
+    lock = build(names).state_lock.c
     ours = func.max(lock.released) == 0
     return _lock_ids(lock).having(ours, func.any(lock.waiting) == 0).order_by(lock.state_id)
 
 
-def _views_statement(lock: Any, *states: Any) -> Any:
+@cache
+def _views_statement(names: Names, one: bool, in_keeper: bool = False) -> Any:
     """Each live lock as a row, and of those that are over the one with the greatest token, for each state ID.
 
     What is over keeps its tokens visible. The state's own version counts, too: it is the floor for tokens once old lock
     rows are swept. Its row comes second, so that it is not older than those of the locks.
     """
+    models = build(names)
+    lock = models.state_lock.c
     locks = (
         _lock_ids(lock)
-        .where(lock.state_id.in_(_IDS))
+        .where(_chosen(lock, one))
         .order_by(text("token_us DESC"))
         .limit_by([lock.state_id, func.if_(literal_column("over"), _EMPTY, lock.lock_id)], 1)
     )
-    return union_all(locks, *states)
+    states = _state_rows(models.state.c, one).where(_chosen(models.state.c, one))
+    cell = models.keeper_lock.c
+    cells = [cell_rows(cell).where(_chosen(cell, one))] if in_keeper else []
+    return union_all(locks, states, *cells)
 
 
-def _state_rows(state: Any, contents: Sequence[Any]) -> Any:
+def _state_rows(state: Any, with_contents: bool) -> Any:
     """The states as rows in the shape of lock rows: further columns would cost 1 ms.
 
-    Their details are: is_deleted, whether the contents came along, partial_state, completed_state.
+    Their details are: is_deleted, whether the contents come along, the beginnings of partial_state, completed_state.
     """
-    values = (state.is_deleted, *contents, _EMPTY, _EMPTY)
+    parts = (func.substringUTF8(part, 1, STATE_CHARACTERS + 1) for part in (state.partial_state, state.completed_state))
+    values = (state.is_deleted, literal_column(str(int(with_contents))), *(parts if with_contents else _NO_PARTS))
     return select_final(
         state.state_id,
         _EMPTY.label("lock_id"),
@@ -267,26 +267,28 @@ def _state_rows(state: Any, contents: Sequence[Any]) -> Any:
         _micros(state.updated_at).label("token_us"),
         literal_column("0").label("born_us"),
         literal_column("0").label("locked_us"),
-        *(value.label(name) for name, value in zip(_DETAILS, values, strict=True)),
+        *(value.label(name) for name, value in zip(_DETAILS, (*values, _EMPTY, _EMPTY), strict=True)),
         _NOW.label("now"),
-    ).where(state.state_id.in_(_IDS))
+    )
 
 
-def _contents(state: Any) -> Sequence[Any]:
-    """Whether a state is small, and if so its parts, each behind a `=`; a part that is None is empty."""
-    parts = [func.ifNull(func.concat("=", part), "") for part in (state.partial_state, state.completed_state)]
-    small = func.length(parts[0]) + func.length(parts[1]) <= STATE_BYTES
-    return small, *(func.if_(small, part, "") for part in parts)
+def _chosen(columns: Any, one: bool) -> Any:
+    """The condition that chooses one state ID, or many: equality costs the server less."""
+    return columns.state_id == bindparam("id") if one else columns.state_id.in_(_IDS)
 
 
-def _own_statement(lock: Any) -> Any:
+@cache
+def _own_statement(names: Names) -> Any:
+    lock = build(names).state_lock.c
     lock_ids: BindParameter[Any] = bindparam("lock_ids", expanding=True)
     chosen = (lock.state_id.in_(_IDS), lock.lock_id.in_(lock_ids))
     return select_final(lock.state_id, lock.lock_id, lock.released).where(*chosen)
 
 
-def _held_statement(lock: Any, cell: Any) -> Any:
+@cache
+def _held_statement(names: Names) -> Any:
     """The rows of guards, and what a lock_id holds in Keeper."""
+    lock, cell = build(names).state_lock.c, build(names).keeper_lock.c
     lock_ids: BindParameter[Any] = bindparam("lock_ids", expanding=True)
     guards = select_final(lock.state_id, lock.lock_id, lock.released, literal_column("0").label("sequence")).where(
         lock.state_id.in_(_IDS), lock.lock_id.in_(lock_ids)
@@ -298,7 +300,7 @@ def _held_statement(lock: Any, cell: Any) -> Any:
 
 
 _EMPTY: ColumnClause[Any] = literal_column("''")
-_NO_CONTENTS: Sequence[Any] = (literal_column("0"), _EMPTY, _EMPTY)
+_NO_PARTS = (_EMPTY, _EMPTY)
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)
 _DETAILS = ("waiting", "lease_seconds", "holder", "process", "operation", "version")
 
@@ -313,9 +315,9 @@ def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[st
             live[state_id].append(_live_lock(*row))
             continue
         floors[state_id] = max(floors[state_id], token)
-        is_deleted, small, *parts = row[6:10]
-        if small and not row[1]:  # a lock has an ID
-            partial, completed = (part[1:] if part else None for part in parts)
+        is_deleted, came_along, partial, completed = row[6:10]
+        whole = max(len(partial or ""), len(completed or "")) <= STATE_CHARACTERS
+        if came_along and whole and not row[1]:  # a lock has an ID
             states[state_id] = StateRow(state_id, partial, completed, token, bool(is_deleted))
     return {state_id: make_view(live[state_id], floors[state_id], now, states.get(state_id)) for state_id in state_ids}
 

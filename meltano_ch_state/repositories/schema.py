@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Engine, String, TextClause, column, func, select, table, text
+from sqlalchemy import Connection, Engine, TextClause, text
 
 from meltano_ch_state.consistency import PLAIN_ENGINE
 from meltano_ch_state.errors import PermissionDeniedError, SchemaMissingError
-from meltano_ch_state.repositories.base import Repository, remember_engine_of_tables, select_final
+from meltano_ch_state.repositories.base import Repository, remember_engine_of_tables
 from meltano_ch_state.repositories.faults import server_errors
 from meltano_ch_state.settings import Names, Topology
 
@@ -19,16 +19,7 @@ class SchemaRepository(Repository):
         super().__init__(engine)
         self._names = names
         self._table_engine = ""
-        version_num = column("version_num", String)
-        tables = table("tables", column("database"), column("name"), column("engine"), schema="system")
-        engine_of_tables = (
-            select(func.any(tables.c.engine))
-            .where(tables.c.database == names.schema, tables.c.name == names.table)
-            .scalar_subquery()
-        )
-        self._revision = select_final(
-            version_num, engine_of_tables.label("engine"), func.getSetting("readonly").label("readonly")
-        ).select_from(table(names.version_table, version_num, schema=names.schema))
+        self._revision = text(_REVISION.format(names=names)).bindparams(schema=names.schema, table=names.table)
 
     def revision(self) -> str | None:
         """The revision of the database's schema, such as `0001`; None when there is no schema. One statement.
@@ -44,7 +35,7 @@ class SchemaRepository(Repository):
             return None
         if not found:
             return None
-        revision, self._table_engine, readonly = found[0]
+        revision, readonly, self._table_engine = found[0]
         if self._table_engine:
             remember_engine_of_tables(self.engine, self._names, self._table_engine, readonly)
         return str(revision)
@@ -138,6 +129,10 @@ def foreign_tables(connection: Connection, names: Names) -> list[str]:
     return [str(row[0]) for row in found]
 
 
+# One statement, and as text: it is the first of every process, which would compile it for this one use.
+_REVISION = """SELECT version_num, getSetting('readonly'),
+    (SELECT any(engine) FROM system.tables WHERE database = :schema AND name = :table)
+FROM `{names.schema}`.`{names.version_table}` FINAL"""
 _DATABASE = text("SELECT count() FROM system.databases WHERE name = :schema")
 _CLOUD_MODE = text("SELECT value FROM system.settings WHERE name = 'cloud_mode'")
 # The examples of clusters that ClickHouse was installed with consist of loopback addresses only.

@@ -14,7 +14,7 @@ from sqlalchemy import event
 from meltano_ch_state.connection import engine_for
 from meltano_ch_state.errors import StateLockedError
 from meltano_ch_state.manager import ClickhouseStateStoreManager
-from meltano_ch_state.repositories.locks import STATE_BYTES
+from meltano_ch_state.repositories.locks import STATE_CHARACTERS
 from tests.rig.endpoint import Endpoint
 from tests.support.processes import start, start_all
 from tests.support.worker import STATE_ID, count
@@ -151,7 +151,7 @@ def test_the_lock_path_sends_nothing_but_insert_and_select(manager: ClickhouseSt
     assert set(sent) == {"INSERT", "SELECT"}
 
 
-@pytest.mark.parametrize("bookmark", ["small", "x" * STATE_BYTES])
+@pytest.mark.parametrize("bookmark", ["small", "x" * STATE_CHARACTERS])
 def test_a_partial_update_is_merged_into_what_the_read_for_the_lock_brought_along_or_left_out(
     manager: ClickhouseStateStoreManager, bookmark: str
 ) -> None:

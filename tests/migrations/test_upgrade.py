@@ -137,7 +137,7 @@ def test_the_first_write_creates_the_tables_and_the_next_only_asks_for_the_revis
     Schema(engine, names).make_writable()
 
     assert len(statements) == 2
-    assert f"{names.schema}.state_alembic" in " ".join(statements[0].split())
+    assert f"`{names.schema}`.`state_alembic`" in statements[0]
     assert "system.clusters" in statements[1]
 
 
