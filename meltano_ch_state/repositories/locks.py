@@ -101,12 +101,10 @@ class LockRepository(TableRepository):
         views = _make_views(state_ids, [row for row in rows if row[2] < LIVE_CELL])
         return {state_id: KeeperView(cells.get(state_id), view) for state_id, view in views.items()}
 
-    def _view_rows(self, parts: Sequence[Sequence[str]], in_keeper: bool = False) -> list[Row[Any]]:
-        if len(parts) == len(parts[0]) == 1:
-            statement = _views_statement(self._names, True, in_keeper)
-            return list(self.point_read(statement, {"id": parts[0][0]}, _POINT_READ))
-        statement = _views_statement(self._names, False, in_keeper)
-        return [row for part in parts for row in self.point_read(statement, {"ids": part}, _POINT_READ)]
+    def _view_rows(self, parts: Sequence[list[str]], in_keeper: bool = False) -> list[Row[Any]]:
+        one = len(parts) == len(parts[0]) == 1
+        statement = _views_statement(self._names, one, in_keeper)
+        return [row for part in parts for row in self.point_read(statement, _ids(part, one), _POINT_READ)]
 
     def sequences(self, lock_id: str, guards: Mapping[str, str]) -> dict[str, int]:
         """The sequence in Keeper of each state ID that a lock_id holds and whose guard is alive.
@@ -132,8 +130,9 @@ class LockRepository(TableRepository):
         """Those (state_id, lock_id) that have a row and no tombstone."""
         found: dict[tuple[str, str], bool] = {}
         for part in _parts(state_ids):
-            parameters = {"ids": part, "lock_ids": list(lock_ids)}
-            for *key, released in self.point_read(_own_statement(self._names), parameters, _POINT_READ):
+            one = len(part) == 1
+            parameters = {**_ids(part, one), "lock_ids": list(lock_ids)}
+            for *key, released in self.point_read(_own_statement(self._names, one), parameters, _POINT_READ):
                 found[key[0], key[1]] = found.get((key[0], key[1]), True) and not released
         return {key for key, alive in found.items() if alive}
 
@@ -277,12 +276,18 @@ def _chosen(columns: Any, one: bool) -> Any:
     return columns.state_id == bindparam("id") if one else columns.state_id.in_(_IDS)
 
 
+def _ids(state_ids: list[str], one: bool) -> dict[str, object]:
+    """The parameter of that condition."""
+    return {"id": state_ids[0]} if one else {"ids": state_ids}
+
+
 @cache
-def _own_statement(names: Names) -> Any:
+def _own_statement(names: Names, one: bool) -> Any:
     lock = build(names).state_lock.c
     lock_ids: BindParameter[Any] = bindparam("lock_ids", expanding=True)
-    chosen = (lock.state_id.in_(_IDS), lock.lock_id.in_(lock_ids))
-    return select_final(lock.state_id, lock.lock_id, lock.released).where(*chosen)
+    return select_final(lock.state_id, lock.lock_id, lock.released).where(
+        _chosen(lock, one), lock.lock_id.in_(lock_ids)
+    )
 
 
 @cache
