@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -95,7 +96,7 @@ def _backend(uri: str) -> Iterator[Imported]:
     if urlsplit(uri).scheme in SCHEMES:  # as its URI says, whatever the settings of the target are
         yield from _own(uri)
         return
-    with redirect_stdout(sys.stderr), _meltanos(uri) as manager:  # Meltano's log goes to standard output
+    with _warnings_only(), redirect_stdout(sys.stderr), _meltanos(uri) as manager:
         states: Iterable[Any] = manager.get_all()
         for state in states:
             yield Imported(state.state_id, state.partial_state, state.completed_state)
@@ -108,6 +109,19 @@ def _own(uri: str) -> Iterator[Imported]:
     for row in target.states.stream():
         parts = (None if part is None else json.loads(part) for part in (row.partial_state, row.completed_state))
         yield Imported(row.state_id, *parts)
+
+
+@contextmanager
+def _warnings_only() -> Iterator[None]:
+    """Meltano sets its log up in its own commands; else it has every line of debugging on standard output."""
+    import structlog  # noqa: PLC0415 - Meltano brings it
+
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 @contextmanager

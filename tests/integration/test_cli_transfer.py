@@ -169,6 +169,7 @@ def test_states_move_from_meltanos_own_database_and_back_in_a_project(on_tables:
     project.output("state", "import", stdin=json.dumps(states))
     done = project.run(*COMMAND, "import", "systemdb", "--json", "--uri", on_tables.uri)
     assert done.returncode == 0, done.stderr
+    assert "[debug" not in done.stderr
     assert actions(json.loads(done.stdout)) == dict.fromkeys(states, "new")
     exported = on_tables.output("export")
     assert json.loads(exported) == states

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +20,7 @@ from meltano_ch_state.settings import resolve
 from tests.rig.endpoint import Endpoint
 from tests.rig.server import HOST
 from tests.support.proxy import serving
+from tests.support.tls import speaking_tls
 
 Manager = ClickhouseStateStoreManager
 STATE = MeltanoState("a", {}, {"value": 1})
@@ -37,13 +37,6 @@ def ca_cert(authority: trustme.CA, tmp_path: Path) -> str:
     file = tmp_path / "authority.pem"
     authority.cert_pem.write_to_path(str(file))
     return str(file)
-
-
-def speaking_tls(authority: trustme.CA, name: str) -> ssl.SSLContext:
-    """What a server needs that has a certificate for a name."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(name).configure_cert(context)
-    return context
 
 
 @pytest.fixture
