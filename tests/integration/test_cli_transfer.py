@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from meltano.core.state_store import StateBackend
 from meltano.core.state_store.base import MeltanoState
+from moto import mock_aws
 
+from meltano_ch_state.cli.source import GENERIC_SETTINGS
 from meltano_ch_state.protocol import StateRow
 from tests.acceptance.project import Project
 from tests.rig.endpoint import Endpoint
@@ -147,6 +152,33 @@ def test_states_come_from_a_folder_that_meltano_wrote(on_tables: Backend, tmp_pa
     (tmp_path / "dev:a" / "state.json").write_text('{"completed": {"n": 1}, "partial": {}}')
     assert actions(on_tables.json("import", f"file://{tmp_path}")) == {"dev:a": "new"}
     assert json.loads(on_tables.output("export")) == {"dev:a": {"completed": {"n": 1}, "partial": {}}}
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of S3, as an AWS of this process has it."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "very-secret")
+    with mock_aws():
+        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="pipelines")
+        yield "s3://pipelines/prod"
+
+
+def test_states_come_from_a_bucket_of_s3(on_tables: Backend, bucket: str) -> None:
+    there = StateBackend.get_manager_factory(scheme="s3")(uri=bucket, **GENERIC_SETTINGS)
+    for state_id in ("dev:tap-a-to-target-b", "prod:tap-a-to-target-b"):
+        there.set(MeltanoState(state_id, {}, {"of": state_id}))
+    assert set(actions(on_tables.json("import", bucket)).values()) == {"new"}
+    assert {row[0]: json.loads(row[2]) for row in stored(on_tables)} == {
+        state_id: {"of": state_id} for state_id in ("dev:tap-a-to-target-b", "prod:tap-a-to-target-b")
+    }
+
+
+def test_a_bucket_that_is_not_there_is_one_line_without_the_keys(on_tables: Backend, bucket: str) -> None:
+    line = failed(on_tables.run("import", bucket.replace("pipelines", "elsewhere")))
+    assert line.startswith("Error: Cannot import from s3://elsewhere/prod: ")
+    assert "bucket does not exist" in line
+    assert "very-secret" not in line
 
 
 def test_a_state_that_is_broken_in_its_backend_is_one_line_and_nothing_is_written(
