@@ -60,7 +60,8 @@ def test_two_clients_go_on_in_every_order_where_one_of_them_does_more(scripts: S
 @pytest.mark.parametrize("fault", ["crash", "crash after", "fails", "lost", "late", "back"])
 @deep
 def test_two_updates_lose_nothing_whatever_befalls_one_call(fault: str, tick: int) -> None:
-    assert_all_is_well(explore(Setup([[UPDATE], [UPDATE]], [fault], tick=tick)), complete=400, states=2_000)
+    complete, states = (400, 2_000) if tick else (170, 980)  # where times tie, fewer orders differ
+    assert_all_is_well(explore(Setup([[UPDATE], [UPDATE]], [fault], tick=tick)), complete=complete, states=states)
 
 
 @pytest.mark.parametrize("tick", TICKS if DEEP else TICKS[:1])
