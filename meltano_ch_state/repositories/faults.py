@@ -51,8 +51,9 @@ BUSY_CODES = {
     745,  # SERVER_OVERLOADED
     KEEPER_EXCEPTION,
 }
-_CONFLICTS = re.compile("Node exists|Bad version")
-"""What Keeper says when somebody else was faster. To try again would not help."""
+_CONFLICTS = re.compile(r"Node exists(?!, path /clickhouse/sessions)|Bad version")
+"""What Keeper says when somebody else was faster: to try again would not help. Not so where ClickHouse itself, at its
+first statement for Keeper, was slower than another server to note its session: to try again helps."""
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _GRANT = re.compile(r"necessary to have the grant (.+?)\.(?:\s|$)")
 UPGRADE_COMMAND = "meltano-ch-state upgrade"

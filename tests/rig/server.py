@@ -44,7 +44,8 @@ class ClickHouseServer(Endpoint, Program):
         """
         self._program = find_program()
         Program.__init__(self)
-        Endpoint.__init__(self, HOST, *free_ports(2))
+        http_port, tcp_port = free_ports(2)
+        Endpoint.__init__(self, HOST, http_port, tcp_port)
         self._config = write_config(
             self.folder,
             self.host,
