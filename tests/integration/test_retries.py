@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -125,6 +126,23 @@ def test_who_never_had_an_answer_does_not_wait_for_one(monkeypatch: pytest.Monke
     with pytest.raises(ServerUnreachableError, match=r"No answer from ClickHouse at 127\.0\.0\.1:1: "):
         Manager("clickhouse://127.0.0.1:1").get(STATE_ID)
     assert pauses == []
+
+
+def test_a_server_that_is_too_old_for_codes_in_its_answers_is_told_apart() -> None:
+    """As Debian's ClickHouse 18.16 answers, which has no place for the code but the text."""
+    said = "Unknown identifier: readonly, e.what() = DB::Exception (for url http://host:8123)"
+    error = translate(DatabaseError("SELECT 1", {}, Exception(said)), "host:8123")
+    assert re.fullmatch(
+        r"ClickHouse at host:8123 is too old for this package: Unknown identifier: readonly\."
+        r" Upgrade ClickHouse: this package is tested with [\d.]+ to [\d.]+\.",
+        str(error),
+    )
+
+
+@pytest.mark.parametrize("code", [46, 47, 50, 62, 115])
+def test_what_a_server_does_not_know_has_an_upgrade_as_its_remedy(code: int) -> None:
+    error = translate(DatabaseError("SELECT 1", {}, RefusedError(code)), "host:8123")
+    assert error.remedy.startswith("Upgrade ClickHouse: ")
 
 
 class RefusedError(Exception):
