@@ -12,7 +12,7 @@ from meltano.core.state_store.base import MeltanoState
 from sqlalchemy.exc import DatabaseError
 
 from meltano_ch_state import connection, retry
-from meltano_ch_state.errors import ServerBusyError, ServerError, ServerUnreachableError
+from meltano_ch_state.errors import KeeperConflictError, ServerBusyError, ServerError, ServerUnreachableError
 from meltano_ch_state.manager import ClickhouseStateStoreManager as Manager
 from meltano_ch_state.repositories.faults import BUSY_CODES, translate
 from tests.rig.endpoint import Endpoint
@@ -145,9 +145,21 @@ def test_what_a_server_does_not_know_has_an_upgrade_as_its_remedy(code: int) -> 
     assert error.remedy.startswith("Upgrade ClickHouse: ")
 
 
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Transaction failed (Node exists): Op #1", KeeperConflictError),
+        ("Coordination error: Node exists, path /clickhouse/sessions/zookeeper/8e0c", ServerBusyError),
+    ],
+)
+def test_a_race_of_servers_for_their_sessions_in_keeper_is_no_conflict(said: str, kind: type[Exception]) -> None:
+    """Two servers that use one Keeper for the first time at once: one of them answers so."""
+    assert type(translate(DatabaseError("SELECT 1", {}, RefusedError(999, said)), "host:8123")) is kind
+
+
 class RefusedError(Exception):
-    def __init__(self, code: int) -> None:
-        super().__init__(f"Code: {code}. DB::Exception: it says why. (NAME) (version 26.7.2.1)")
+    def __init__(self, code: int, said: str = "it says why") -> None:
+        super().__init__(f"Code: {code}. DB::Exception: {said}. (NAME) (version 26.7.2.1)")
         self.code = code
 
 

@@ -7,6 +7,7 @@ is a file that all clients share. (Why the tables are not Replicated ones: tests
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -143,6 +144,7 @@ def test_when_a_server_is_killed_those_on_the_other_go_on(
     go(doomed)
     while not numbers_in(file):
         assert all(worker.process.poll() is None for worker in doomed)
+        time.sleep(0.01)
     go(others)
     servers[0].kill()
     assert [worker.result() for worker in others] == [{"done": 10, "lost": 0}] * 2
