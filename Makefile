@@ -8,7 +8,7 @@ export PIP_USER := 0
 export PIP_NO_INPUT := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint docs dist lowest bench soak clean
+.PHONY: demo test zookeeper lint docs dist lowest bench soak clean
 .DELETE_ON_ERROR:
 
 demo: .venv/installed ## a Meltano pipeline, run twice, that keeps its bookmark in the embedded engine
@@ -16,6 +16,11 @@ demo: .venv/installed ## a Meltano pipeline, run twice, that keeps its bookmark 
 
 test: .venv/installed ## the whole suite; its closing line is the last
 	@$(BIN)/python -m pytest -n logical --maxprocesses 8 --cov --cov-report term
+
+zookeeper: ## for the tests of two servers: Debian's package, with Java; needs root, or a sudo that asks nothing
+	@test -e /usr/share/java/zookeeper.jar || { \
+	    sudo=$$(test "$$(id -u)" = 0 || echo sudo -n) && $$sudo apt-get -qq update && \
+	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends zookeeper >/dev/null; }
 
 lint: .venv/installed
 	$(BIN)/ruff check .

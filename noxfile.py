@@ -14,6 +14,20 @@ CORE = ["tests/unit", "tests/conformance"]
 """What says whether a combination works; the rest of the suite is about this package, not about what it stands on."""
 PYTEST = ["python", "-m", "pytest", "-q", "-n", "logical", "--maxprocesses", "8"]
 
+ENGINES = {
+    "24.8": ("chdb==3.2.0",),
+    "25.5": ("chdb==3.4.1",),
+    "25.8": ("chdb==3.7.2",),
+    "26.1": ("chdb==4.1.0", "chdb-core==26.1.0"),
+    "26.3": ("chdb==4.1.0", "chdb-core==26.3.0"),
+    "26.5": ("chdb==4.1.0", "chdb-core==26.5.0"),
+    "26.7": ("chdb==4.1.0", "chdb-core==26.7.3"),
+    "26.9": ("chdb==4.4.0", "chdb-core==26.9.0"),
+}
+"""Which packages bring which version of ClickHouse as the embedded engine: docs/versions.md."""
+OLD_ENGINE = dict.fromkeys(("24.8", "25.5", "25.8"), ("-p", "tests.support.old_chdb"))
+"""Options of pytest for those that chdb 3 brings."""
+
 nox.options.sessions = ["tests", "lowest", "newest"]
 nox.options.error_on_missing_interpreters = False
 
@@ -59,3 +73,12 @@ def newest(session: nox.Session, package: str) -> None:
     """One dependency at its newest, releases to come included, the others at their oldest."""
     install(session, "--pre", "--constraint", floors(session, package))
     session.run(*PYTEST, *(session.posargs or CORE))
+
+
+@nox.session
+@nox.parametrize("version", list(ENGINES))
+def engines(session: nox.Session, version: str) -> None:
+    """One version of ClickHouse, embedded; what the package index has of them."""
+    install(session)
+    session.install("--no-compile", "--no-deps", *ENGINES[version])
+    session.run(*PYTEST, *OLD_ENGINE.get(version, ()), "tests/conformance", "-k", "embedded", *session.posargs)

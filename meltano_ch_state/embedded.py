@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import socket
 import sys
 import threading
@@ -42,6 +43,8 @@ POLL_SECONDS = 0.01
 """The pause between two looks at a file lock, in seconds; one that grew would be unfair to those who came first."""
 TURN_FILE = "meltano_ch_state.turn"
 QUEUE_FILE = "meltano_ch_state.queue"
+_TOO_OLD = re.compile("unexpected keyword argument 'params'|has no attribute 'connect'")
+"""What Python says of chdb 3, which has no parameters of queries, and of chdb 2, which has no connections."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +186,12 @@ class _Opening:
     def _connect(self) -> Any:
         try:
             return self.folder.connect()
-        except Error as error:
-            reason = f"The folder {self.folder.path} cannot be opened: {str(error).splitlines()[0]}"
+        except (Error, AttributeError) as error:
+            said = str(error).splitlines()[0]
+            if _TOO_OLD.search(said):
+                remedy = 'Upgrade it: pip install --upgrade "meltano-ch-state[embedded]"'
+                raise ConfigurationError(f"The embedded engine is too old: {said}", remedy) from error
+            reason = f"The folder {self.folder.path} cannot be opened: {said}"
             raise ServerUnreachableError(reason, "See whether another program has it open") from error
 
     def is_over(self) -> bool:

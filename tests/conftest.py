@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.rig import zookeeper
 from tests.rig.endpoint import Endpoint
 from tests.rig.server import ClickHouseServer, shared_server
 from tests.rig.users import SCHEMA_PREFIX
@@ -51,6 +52,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("stores")
         terminalreporter.line(f"ClickHouse server: {server.version()}")
         terminalreporter.line(f"embedded chdb: {chdb_version()}")
+        if not zookeeper.is_installed():
+            terminalreporter.line(f"left out: the tests of two servers. {zookeeper.MISSING}")
 
 
 def needs_server(config: pytest.Config) -> bool:

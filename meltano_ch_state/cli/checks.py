@@ -18,6 +18,7 @@ from meltano_ch_state.errors import PermissionDeniedError, ServerError, StateBac
 from meltano_ch_state.lock import describe
 from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.migrate import HEAD
+from meltano_ch_state.repositories.faults import NEWEST_TESTED, OLDEST_TESTED
 from meltano_ch_state.repositories.schema import SchemaRepository
 from meltano_ch_state.repositories.server import ServerRepository
 
@@ -25,9 +26,6 @@ DOCTORS_STATE_ID = "meltano-ch-state doctor"
 """Its lock is taken and released to see what that costs; no state of that name is ever written."""
 DOCTOR_TIMEOUT_SECONDS = 5.0
 DOCTOR_LEASE_SECONDS = 10.0
-TESTED_VERSION = "26.7"
-DELETE_VERSION = (23, 3)
-"""Since this version `DELETE FROM` is not experimental; `prune --tombstones` sends it."""
 MAX_SKEW_SECONDS = 5.0
 """Clocks that are kept by NTP differ by less than one second; the rest is for slow answers."""
 MAX_AHEAD_SECONDS = 1.0
@@ -122,13 +120,11 @@ class Checks:
         return OK, "On; the server's certificate is checked"
 
     def version(self) -> tuple[str, ...]:
-        """Whether the server is new enough."""
+        """Whether the server is one that this package was tried with. What an older one cannot do it says by itself."""
         version = self._server.version()
-        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-        if numbers < DELETE_VERSION:
-            message = f"ClickHouse {version} is older than 23.3: prune --tombstones fails there"
-            return WARN, message, "Upgrade ClickHouse"
-        return OK, f"ClickHouse {version} (this package is tested with {TESTED_VERSION})"
+        if _numbers(version) < _numbers(OLDEST_TESTED):
+            return WARN, f"ClickHouse {version} is older than what this package is tested with", "Upgrade ClickHouse"
+        return OK, f"ClickHouse {version} (this package is tested with {OLDEST_TESTED} to {NEWEST_TESTED})"
 
     def rights(self) -> tuple[str, ...]:
         """Whether the user may do what every run does."""
@@ -319,6 +315,11 @@ _ON_THE_SERVER = (
     "parts",
 )
 _SYSTEM_TABLES = {"nodes": "system.clusters", "mutations": "system.mutations", "parts": "system.parts"}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Year and number of a version such as 26.7.2.1."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def _is_here(host: str) -> bool:

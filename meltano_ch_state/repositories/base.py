@@ -151,5 +151,8 @@ def _write_settings() -> dict[str, object]:
     A buffered insert is not there yet when its answer comes; the buffer is on by default since ClickHouse 26.3. And
     Replicated tables swallow a block identical to an earlier one unless it has a token of its own; `insert_deduplicate`
     is overruled by the default of `deduplicate_insert` since 26, which earlier versions do not know.
+
+    clickhouse-connect has times read by `best_effort`, which on ClickHouse 24.8 refuses a decimal with microseconds;
+    what `models.Timestamp` gives is read by `basic` on every version that was tried.
     """
-    return {"async_insert": 0, "insert_deduplication_token": uuid4().hex}
+    return {"async_insert": 0, "insert_deduplication_token": uuid4().hex, "date_time_input_format": "basic"}

@@ -34,6 +34,9 @@ ATTEMPTS = 20
 """So often an UPDATE is sent again because somebody else was faster."""
 LONGEST_PAUSE_SECONDS = 0.02
 _STRICT = {"keeper_map_strict_mode": 1, "max_threads": 1}
+_CREATE = {**_STRICT, "insert_keeper_max_retries": 8}
+"""A server that does not reach its Keeper says so after 23 s, as it does for other statements after 26 s. With its
+default of 20 it would go on for longer than a client waits for an answer."""
 _POINT_READ = {"max_threads": 1}
 _NOW = f"now64({MICROSECONDS})"
 LIVE_CELL, FREE_CELL = 2, 3
@@ -68,7 +71,7 @@ class CellRepository(Repository):
         missing = list(rows)
         for _ in range(ATTEMPTS):
             try:
-                self.insert(self._table, map(values_of, missing), _STRICT)
+                self.insert(self._table, map(values_of, missing), _CREATE)
             except KeeperConflictError:
                 there = self.existing([row.state_id for row in missing])
                 missing = [row for row in missing if row.state_id not in there]

@@ -22,6 +22,8 @@ from meltano_ch_state.errors import (
     ServerUnreachableError,
 )
 
+OLDEST_TESTED, NEWEST_TESTED = "24.8", "26.9"
+"""Versions of ClickHouse between which this package is tested (docs/versions.md)."""
 BAD_ARGUMENTS = 36
 UNKNOWN_TABLE = 60
 UNKNOWN_DATABASE = 81
@@ -51,15 +53,20 @@ BUSY_CODES = {
     745,  # SERVER_OVERLOADED
     KEEPER_EXCEPTION,
 }
-_CONFLICTS = re.compile("Node exists|Bad version")
-"""What Keeper says when somebody else was faster. To try again would not help."""
+_CONFLICTS = re.compile(r"Node exists(?!, path /clickhouse/sessions)|Bad version")
+"""What Keeper says when somebody else was faster: to try again would not help. Not so where ClickHouse itself, at its
+first statement for Keeper, was slower than another server to note its session: to try again helps."""
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _GRANT = re.compile(r"necessary to have the grant (.+?)\.(?:\s|$)")
 UPGRADE_COMMAND = "meltano-ch-state upgrade"
 KEEPER_COMMAND = "python -m meltano_ch_state.migrate -x lock_mode=keeper upgrade head"
-_SERVER_NOISE = re.compile(r"^.*?DB::Exception: |\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL)
+_SERVER_NOISE = re.compile(
+    r"^.*?DB::Exception: |, e\.what\(\) = .*$|\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL
+)
 _DRIVER_ERRORS = (DBAPIError, DatabaseException, RequestException, ConnectionError, EOFError)
 """What `clickhouse+connect` raises; what `+http` and `+native` raise, for their server and for their sockets."""
+_WITHOUT_CODE = re.compile(r"e\.what\(\) = DB::Exception")
+"""How ClickHouse ended its errors in 18 and 19, when no header had their code."""
 _CODE = re.compile(r"Code: (\d+)\.? *")
 _NATIVE_SOCKET_CODES = {209, 210}
 """The native driver's own codes for a socket that timed out or broke."""
@@ -100,6 +107,8 @@ def translate(error: Exception, address: str) -> ServerError | SchemaMissingErro
             f"ClickHouse at {address} refused the user or the password",
             "Check state_backend.clickhouse.user, and the password in MELTANO_STATE_BACKEND_CLICKHOUSE_PASSWORD",
         )
+    if code is None and _WITHOUT_CODE.search(str(_orig(error))):
+        return ServerError(f"ClickHouse at {address} is too old for this package: {_said(error)}", _UPGRADE)
     refused = code is None and isinstance(error, DBAPIError) and not isinstance(error, OperationalError)
     if code in {ACCESS_DENIED, READONLY} or refused:  # clickhouse-connect itself refuses settings to a readonly user
         return _denied(error, address)
@@ -131,7 +140,13 @@ def _of_keeper(code: int, said: str, address: str) -> KeeperConflictError | NoKe
     return None
 
 
+_UPGRADE = f"Upgrade ClickHouse: this package is tested with {OLDEST_TESTED} to {NEWEST_TESTED}"
 _CODE_REMEDIES = {
+    46: _UPGRADE,  # UNKNOWN_FUNCTION
+    47: _UPGRADE,  # UNKNOWN_IDENTIFIER
+    50: _UPGRADE,  # UNKNOWN_TYPE
+    62: _UPGRADE,  # SYNTAX_ERROR
+    115: _UPGRADE,  # UNKNOWN_SETTING
     202: "Run fewer queries at once, or raise max_concurrent_queries on the server",
     225: "See why the server cannot reach its Keeper",
     241: "Raise the server's or the user's memory limit",

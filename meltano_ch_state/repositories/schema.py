@@ -7,7 +7,6 @@ from sqlalchemy import Connection, Engine, TextClause, text
 from meltano_ch_state.consistency import PLAIN_ENGINE
 from meltano_ch_state.errors import PermissionDeniedError, SchemaMissingError
 from meltano_ch_state.repositories.base import Repository, remember_engine_of_tables
-from meltano_ch_state.repositories.faults import server_errors
 from meltano_ch_state.settings import Names, Topology
 
 
@@ -55,8 +54,7 @@ class SchemaRepository(Repository):
             NoKeeperError: If the server has no Keeper for tables.
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
-        with server_errors(self.engine), self.engine.connect() as connection:
-            connection.execute(keeper_ddl(self._names, topology))
+        self.execute(keeper_ddl(self._names, topology), {})
 
     def clusters(self) -> list[str]:
         """The clusters in which the server has neighbours, sorted; none where the user may not know."""

@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from tests.acceptance.project import STATE_ID, Project, said, succeeded
 from tests.rig.endpoint import Endpoint
-from tests.rig.server import HOST
+from tests.rig.ports import HOST
 from tests.support.cli import COMMAND
 from tests.support.proxy import serving
 from tests.support.tls import speaking_tls

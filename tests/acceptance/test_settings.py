@@ -9,7 +9,7 @@ import pytest
 
 from tests.acceptance.project import Project, complaints, said, succeeded
 from tests.rig.endpoint import Endpoint
-from tests.rig.server import free_ports
+from tests.rig.ports import free_ports
 
 SECRET = "open-sesame"
 PREFIX = "MELTANO_STATE_BACKEND_"

@@ -149,6 +149,7 @@ def test_no_insert_is_buffered_and_each_has_a_token_whatever_the_users_profile_s
 
     sent = inserts(recorded(between[0]))
     assert {insert.settings["async_insert"] for insert in sent} == {"0"}
+    assert {insert.settings["date_time_input_format"] for insert in sent} == {"basic"}  # ClickHouse 24.8 needs it
     assert len({insert.settings["insert_deduplication_token"] for insert in sent}) == len(sent) == 15
 
 

@@ -417,6 +417,18 @@ def test_a_missing_chdb_names_the_extra_to_install(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_chdb_that_is_too_old_is_told_apart_from_a_busy_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As chdb 3 does: the first statement of clickhouse-connect has parameters."""
+    from chdb.state.sqlitelike import Connection
+
+    send = Connection.query
+    monkeypatch.setattr(Connection, "query", lambda connection, query, format="CSV": send(connection, query, format))
+    with pytest.raises(ConfigurationError, match=r"engine is too old: .*'params'\. Upgrade it: pip install --upgrade"):
+        run(str(tmp_path / "state"), "SELECT 1")
+
+
 def test_a_process_exits_quietly_with_the_folder_open(folder: str) -> None:
     program = "import sys; from test_embedded_folder import insert; insert(sys.argv[1], 'x', 1)"
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", program, folder]

@@ -28,7 +28,8 @@ from meltano_ch_state.errors import (
 )
 from meltano_ch_state.manager import ClickhouseStateStoreManager
 from tests.rig.endpoint import Endpoint
-from tests.rig.server import HOST, ClickHouseServer, free_ports
+from tests.rig.ports import HOST, free_ports
+from tests.rig.server import ClickHouseServer
 from tests.support import proxy
 
 Manager = ClickhouseStateStoreManager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from meltano.core.state_store.base import MeltanoState
 from sqlalchemy.exc import DatabaseError
 
 from meltano_ch_state import connection, retry
-from meltano_ch_state.errors import ServerBusyError, ServerError, ServerUnreachableError
+from meltano_ch_state.errors import KeeperConflictError, ServerBusyError, ServerError, ServerUnreachableError
 from meltano_ch_state.manager import ClickhouseStateStoreManager as Manager
 from meltano_ch_state.repositories.faults import BUSY_CODES, translate
 from tests.rig.endpoint import Endpoint
@@ -127,9 +128,38 @@ def test_who_never_had_an_answer_does_not_wait_for_one(monkeypatch: pytest.Monke
     assert pauses == []
 
 
+def test_a_server_that_is_too_old_for_codes_in_its_answers_is_told_apart() -> None:
+    """As Debian's ClickHouse 18.16 answers, which has no place for the code but the text."""
+    said = "Unknown identifier: readonly, e.what() = DB::Exception (for url http://host:8123)"
+    error = translate(DatabaseError("SELECT 1", {}, Exception(said)), "host:8123")
+    assert re.fullmatch(
+        r"ClickHouse at host:8123 is too old for this package: Unknown identifier: readonly\."
+        r" Upgrade ClickHouse: this package is tested with [\d.]+ to [\d.]+\.",
+        str(error),
+    )
+
+
+@pytest.mark.parametrize("code", [46, 47, 50, 62, 115])
+def test_what_a_server_does_not_know_has_an_upgrade_as_its_remedy(code: int) -> None:
+    error = translate(DatabaseError("SELECT 1", {}, RefusedError(code)), "host:8123")
+    assert error.remedy.startswith("Upgrade ClickHouse: ")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Transaction failed (Node exists): Op #1", KeeperConflictError),
+        ("Coordination error: Node exists, path /clickhouse/sessions/zookeeper/8e0c", ServerBusyError),
+    ],
+)
+def test_a_race_of_servers_for_their_sessions_in_keeper_is_no_conflict(said: str, kind: type[Exception]) -> None:
+    """Two servers that use one Keeper for the first time at once: one of them answers so."""
+    assert type(translate(DatabaseError("SELECT 1", {}, RefusedError(999, said)), "host:8123")) is kind
+
+
 class RefusedError(Exception):
-    def __init__(self, code: int) -> None:
-        super().__init__(f"Code: {code}. DB::Exception: it says why. (NAME) (version 26.7.2.1)")
+    def __init__(self, code: int, said: str = "it says why") -> None:
+        super().__init__(f"Code: {code}. DB::Exception: {said}. (NAME) (version 26.7.2.1)")
         self.code = code
 
 

@@ -15,7 +15,8 @@ from tests.rig import process
 from tests.rig.binary import find_program
 from tests.rig.config import write_config
 from tests.rig.endpoint import Endpoint, RefusedError
-from tests.rig.server import LISTEN, ClickHouseServer, is_free, shared_server
+from tests.rig.ports import is_free
+from tests.rig.server import LISTEN, ClickHouseServer, shared_server
 from tests.rig.users import USERS
 
 ACCESS_DENIED = 497

@@ -18,7 +18,7 @@ from meltano_ch_state.manager import ClickhouseStateStoreManager
 from meltano_ch_state.repositories.base import Repository
 from meltano_ch_state.settings import resolve
 from tests.rig.endpoint import Endpoint
-from tests.rig.server import HOST
+from tests.rig.ports import HOST
 from tests.support.proxy import serving
 from tests.support.tls import speaking_tls
 

@@ -68,7 +68,7 @@ def test_a_server_takes_the_replicated_tables_and_gives_them_their_place_in_keep
 ) -> None:
     script = alembic("-x", "replicated=true", "-x", f"schema={schema}", "upgrade", "head", "--sql").stdout
     for statement in script.split(";\n"):
-        if "CREATE" in statement:  # without its background threads this server takes no inserts
+        if "CREATE" in statement:  # this server takes no inserts: see tests/support/replicated.py
             server.execute(statement)
 
     found = server.execute(

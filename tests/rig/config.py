@@ -26,9 +26,9 @@ CONFIG = """\
         <on_cluster_queries_require_cluster_grant>true</on_cluster_queries_require_cluster_grant>
         <settings_constraints_replace_previous>true</settings_constraints_replace_previous>
     </access_control_improvements>
-    <zookeeper><implementation>testkeeper</implementation></zookeeper>
+    <zookeeper>{keeper}</zookeeper>
     <keeper_map_path_prefix>/keeper_map_tables</keeper_map_path_prefix>
-    <macros><shard>s1</shard><replica>r1</replica></macros>
+    <macros><shard>s1</shard><replica>{replica}</replica></macros>
     <remote_servers>{clusters}</remote_servers>
 </clickhouse>
 """
@@ -55,16 +55,42 @@ Clusters = Mapping[str, Sequence[str]]
 """The hosts of each cluster, by its name."""
 
 
-def write_config(folder: Path, host: str, http_port: int, tcp_port: int, clusters: Clusters | None = None) -> Path:
+def write_config(
+    folder: Path,
+    host: str,
+    http_port: int,
+    tcp_port: int,
+    clusters: Clusters | None = None,
+    *,
+    zookeeper_port: int | None = None,
+    replica: str = "r1",
+) -> Path:
     """Write `config.xml` and `users.xml` into the folder, and return the former."""
     known = "".join(cluster_xml(name, hosts, tcp_port) for name, hosts in (clusters or {}).items())
     users = (DEFAULT, *USERS.values())
     config = folder / "config.xml"
-    config.write_text(CONFIG.format(folder=folder, host=host, http_port=http_port, tcp_port=tcp_port, clusters=known))
+    config.write_text(
+        CONFIG.format(
+            folder=folder,
+            host=host,
+            http_port=http_port,
+            tcp_port=tcp_port,
+            clusters=known,
+            keeper=keeper_xml(host, zookeeper_port),
+            replica=replica,
+        )
+    )
     (folder / "users.xml").write_text(
         USERS_XML.format(profiles="".join(map(profile_xml, users)), users="".join(map(user_xml, users)))
     )
     return config
+
+
+def keeper_xml(host: str, port: int | None) -> str:
+    """Return where the Keeper is: a ZooKeeper at the port, or, with None, the server's own memory."""
+    if port is None:
+        return "<implementation>testkeeper</implementation>"
+    return f"<node><host>{host}</host><port>{port}</port></node>"
 
 
 def cluster_xml(name: str, hosts: Sequence[str], port: int) -> str:

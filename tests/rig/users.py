@@ -51,6 +51,9 @@ MIGRATE = (f"GRANT CREATE, DROP, TRUNCATE, SELECT, INSERT ON {SCHEMA_PREFIX}*.*"
 CLOUDY = User("cloudy", "cloudy-password", MIGRATE, {"cloud_mode": 1})
 """May make tables in the test schemas of what looks like ClickHouse Cloud."""
 
+IMPATIENT = User("impatient", "impatient-password", None, {"keeper_max_retries": 1})
+"""Has every right on a server of our own, which tells it at once when its Keeper is away, and not after 26 seconds."""
+
 DOCUMENTED_USERS = (
     "meltano_migrate",
     "meltano_downgrade",
@@ -84,4 +87,4 @@ def _singly(grant: str) -> list[str]:
 
 DOCUMENTED = tuple(documented_users(RIGHTS.read_text()))
 
-USERS = {user.name: user for user in (ADMIN, RUNNER, READER, NOBODY, HASTY, CLOUDY, *DOCUMENTED)}
+USERS = {user.name: user for user in (ADMIN, RUNNER, READER, NOBODY, HASTY, CLOUDY, IMPATIENT, *DOCUMENTED)}

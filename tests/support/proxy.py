@@ -19,7 +19,7 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import BinaryIO
 
 from tests.rig.endpoint import Endpoint
-from tests.rig.server import HOST
+from tests.rig.ports import HOST
 
 ABORT = struct.pack("ii", 1, 0)
 """SO_LINGER with no time to linger: close() sends RST instead of FIN."""

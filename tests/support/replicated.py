@@ -1,7 +1,8 @@
 """Replicated tables on the tests' server, made by the migration's own statements.
 
-They can be read, and are asked as real ones are. Written they cannot be: the library that is the server runs without
-the background threads that announce a replica in Keeper.
+They can be read, and are asked as real ones are. Written they cannot be where the library is the server: a replica
+announces itself in Keeper by its address for other servers, and `clickhouse local` takes `interserver_http_port` from
+no configuration ("required for replication is not specified", says its log). Nor does it run the queue of ON CLUSTER.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """A process of its own that works on one counter state, told by its arguments what to do.
 
     python -m tests.support.worker URI SCHEMA STEPS [--lease S] [--lock-mode MODE] [--no-lock] [--pause-inside S]
+        [--file PATH]
 
 It prints `ready`, waits for a line on standard input, then counts STEPS times: reads the counter and writes one more. A
-line `held` is printed inside the first lock with --pause-inside. The last line is a JSON object with what it saw.
+line `held` is printed inside the first lock with --pause-inside. With --file the counter is the last line of that file,
+which workers on servers that share no rows share; the state says where it stood last. The last line is a JSON object
+with what it saw.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import signal
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from meltano.core.state_store.base import MeltanoState
 
@@ -29,6 +33,17 @@ def count(manager: ClickhouseStateStoreManager) -> int:
     """The counter's value now."""
     state = manager.get(STATE_ID)
     return 0 if state is None or not state.completed_state else int(state.completed_state["n"])
+
+
+def count_in(file: Path) -> int:
+    """The last number in a file with one a line; 0 when there is none."""
+    numbers = file.read_text().split()
+    return int(numbers[-1]) if numbers else 0
+
+
+def _append(file: Path, value: int) -> None:
+    with file.open("a") as lines:
+        lines.write(f"{value}\n")
 
 
 def _write_unlocked(manager: ClickhouseStateStoreManager, value: int) -> None:
@@ -49,6 +64,7 @@ def main() -> None:
     parser.add_argument("--pause-inside", type=float, default=0.0)
     parser.add_argument("--exit-on-sigterm", action="store_true")
     parser.add_argument("--no-retries", action="store_true")
+    parser.add_argument("--file", type=Path)
     args = parser.parse_args()
     if args.no_retries:
         retry.RETRY_SECONDS = 0.0
@@ -69,10 +85,12 @@ def main() -> None:
         lock: AbstractContextManager[None] = nullcontext() if args.no_lock else manager.acquire_lock(STATE_ID)
         try:
             with lock:
-                value = count(manager) + 1
+                value = (count_in(args.file) if args.file else count(manager)) + 1
                 if args.pause_inside and step == 0:
                     print("held", flush=True)
                     time.sleep(args.pause_inside)
+                if args.file:
+                    _append(args.file, value)
                 if args.no_lock:
                     _write_unlocked(manager, value)
                 else:

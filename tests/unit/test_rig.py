@@ -13,7 +13,8 @@ import pytest
 from tests.rig import binary
 from tests.rig.binary import Package, binary_on_path, cache_folder, cached_library, fetch, find_program
 from tests.rig.endpoint import Endpoint
-from tests.rig.server import free_ports, is_free, shared_server
+from tests.rig.ports import free_ports, is_free
+from tests.rig.server import shared_server
 
 LIBRARY = b"the library's bytes"
 
