@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from meltano_ch_state.errors import ConfigurationError, MissingSettingError
 from meltano_ch_state.settings import SCHEMES, SETTING_NAMES, Settings, from_environment
 
 if TYPE_CHECKING:
     from meltano.core.project_settings_service import ProjectSettingsService
+
+_T = TypeVar("_T")
 
 
 def find_settings(given: Mapping[str, str | None]) -> Settings:
@@ -36,6 +38,29 @@ def find_settings(given: Mapping[str, str | None]) -> Settings:
     return from_environment(os.environ, **options)
 
 
+def unknown_settings(scheme: str) -> list[str]:
+    """What looks like a setting of ours and is none: Meltano passes over it without a word. Sorted by name.
+
+    Args:
+        scheme: `clickhouse` or `chdb`: whose settings.
+    """
+    section = f"state_backend.{scheme}."
+    prefix = section.upper().replace(".", "_")
+    known = {f"MELTANO_{prefix}{name.upper()}" for name in SETTING_NAMES[scheme]}
+    variables = {name for name in os.environ if name.startswith(f"MELTANO_{prefix}")} - known
+    in_file = {name for name in _flat(_project_file()) if name.startswith(section)}
+    return sorted(variables | (in_file - {section + name for name in SETTING_NAMES[scheme]}))
+
+
+def _flat(settings: object, parent: str = "") -> Iterator[str]:
+    """The dotted names of nested settings."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from _flat(value, f"{parent}.{name}" if parent else str(name))
+    else:
+        yield parent
+
+
 def _environment_names_one() -> bool:
     try:
         from_environment(os.environ)
@@ -45,7 +70,17 @@ def _environment_names_one() -> bool:
 
 
 def _project_settings() -> dict[str, str | None]:
-    """The state backend's settings as Meltano sees them; empty when there is no project, or it has another backend.
+    """The state backend's settings as Meltano sees them; empty when there is no project, or it has another backend."""
+    return _of_project(_backend_settings) or {}
+
+
+def _project_file() -> Mapping[str, object]:
+    """What `meltano.yml` sets of Meltano's own settings."""
+    return _of_project(lambda settings: settings.meltano_yml_config) or {}
+
+
+def _of_project(wanted: Callable[[ProjectSettingsService], _T]) -> _T | None:
+    """Something of the settings of the Meltano project in the current folder; None when there is none.
 
     Meltano's own settings are the same in all environments of a project, so none has to be active.
     """
@@ -55,9 +90,9 @@ def _project_settings() -> dict[str, str | None]:
 
     try:
         with redirect_stdout(StringIO()):  # Meltano's log would be among the statements that `--sql` writes
-            return _backend_settings(Project.find(activate=False).settings)
+            return wanted(Project.find(activate=False).settings)
     except ProjectNotFound:
-        return {}
+        return None
     except (MeltanoError, YAMLError) as error:
         raise ConfigurationError(f"The Meltano project cannot be used: {str(error).rstrip('.')}") from error
     except (AttributeError, TypeError) as error:  # what Meltano runs into when the file is YAML of another shape

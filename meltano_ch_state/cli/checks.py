@@ -18,9 +18,11 @@ from meltano_ch_state.errors import PermissionDeniedError, ServerError, StateBac
 from meltano_ch_state.lock import describe
 from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.migrate import HEAD
+from meltano_ch_state.project import unknown_settings
 from meltano_ch_state.repositories.faults import NEWEST_TESTED, OLDEST_TESTED
 from meltano_ch_state.repositories.schema import SchemaRepository
 from meltano_ch_state.repositories.server import ServerRepository
+from meltano_ch_state.settings import SETTING_NAMES
 
 DOCTORS_STATE_ID = "meltano-ch-state doctor"
 """Its lock is taken and released to see what that costs; no state of that name is ever written."""
@@ -60,6 +62,7 @@ class Checks:
             for name in _ON_THE_SERVER:
                 yield self._finding(name, getattr(self, name))
         yield self._finding("meltano", self.meltano)
+        yield self._finding("settings", self.settings)
 
     def _finding(self, name: str, check: Callable[[], tuple[str, ...]]) -> Finding:
         try:
@@ -299,6 +302,13 @@ class Checks:
             message = f"{len(serving)} packages serve {scheme}:// in Meltano; {serving[0][0]} wins"
             return WARN, message, f"Uninstall {others}" + ("" if ours else ": this package is not used now")
         return OK, f"{serving[0][0]} serves {scheme}://"
+
+    def settings(self) -> tuple[str, ...]:
+        """Whether something that looks like a setting is none: Meltano says nothing of it."""
+        if unknown := unknown_settings(self._settings.scheme):
+            known = ", ".join(SETTING_NAMES[self._settings.scheme])
+            return WARN, f"No settings, so without effect: {', '.join(unknown)}", f"Known settings are {known}"
+        return OK, "None is misspelt"
 
 
 _ON_THE_SERVER = (

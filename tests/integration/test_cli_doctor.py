@@ -37,6 +37,7 @@ ALL = [
     "mutations",
     "parts",
     "meltano",
+    "settings",
 ]
 GENEROUS_SECONDS = 30
 
@@ -143,7 +144,7 @@ def test_a_failure_is_one_line_on_standard_error_and_the_exit_code(on_tables: Ba
 
 def test_a_server_that_does_not_answer_is_a_failure_and_what_needs_none_is_checked() -> None:
     lines = diagnosis(Backend("clickhouse://someone:very-secret@127.0.0.1:1"), code=1)
-    assert list(lines) == ["connection", "tls", "meltano"]
+    assert list(lines) == ["connection", "tls", "meltano", "settings"]
     assert "Connection refused" in lines["connection"]["message"]
 
 
@@ -295,6 +296,22 @@ def test_a_server_that_cannot_tell_of_rights_is_a_warning(on_tables: Backend, mo
     assert lines["rights"]["message"] == lines["migrating"]["message"] == "This server cannot tell: Syntax error"
     assert statuses(lines, "warn") == ["rights"]
     assert "insert " not in lines["latency"]["message"]
+
+
+def test_a_misspelt_setting_is_a_warning_wherever_it_is(
+    on_tables: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    project = "project_id: test\nstate_backend:\n  clickhouse:\n    hots: other.example.com\n    schema: meltano\n"
+    (tmp_path / "meltano.yml").write_text(project + "state_backend.clickhouse.tabel: states\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MELTANO_STATE_BACKEND_CLICKHOUSE_PASWORD", "very-secret")
+    monkeypatch.setenv("MELTANO_STATE_BACKEND_CLICKHOUSE_TABLE", "state")
+    line = diagnosis(on_tables)["settings"]
+    assert line["status"] == "warn"
+    unknown = "MELTANO_STATE_BACKEND_CLICKHOUSE_PASWORD, state_backend.clickhouse.hots, state_backend.clickhouse.tabel"
+    assert line["message"] == f"No settings, so without effect: {unknown}"
+    assert line["remedy"].startswith("Known settings are host, port, ")
+    assert "very-secret" not in str(line)
 
 
 def test_a_package_that_meltano_does_not_find_is_a_warning(on_tables: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
