@@ -15,6 +15,7 @@ from meltano_ch_state.errors import StateBackendError
 from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.migrate import Schema
 from meltano_ch_state.project import find_settings
+from meltano_ch_state.repositories.history import HistoryRepository
 from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.repositories.maintenance import MaintenanceRepository
 from meltano_ch_state.repositories.states import StateRepository
@@ -33,7 +34,7 @@ class Target:
     def schema(self) -> Schema:
         """The schema's revision, against the one that this package needs."""
         settings = self.settings
-        return Schema(self.engine, settings.names, settings.auto_upgrade, settings.topology)
+        return Schema(self.engine, settings.names, settings.auto_upgrade, settings.topology, settings.history_days)
 
     @property
     def locks(self) -> LockRepository:
@@ -45,6 +46,11 @@ class Target:
     def states(self) -> StateRepository:
         """The state table."""
         return StateRepository(self.engine, self.settings.schema, self.settings.table)
+
+    @property
+    def history(self) -> HistoryRepository:
+        """The old versions of states."""
+        return HistoryRepository(self.engine, self.settings.names)
 
     @property
     def maintenance(self) -> MaintenanceRepository:
