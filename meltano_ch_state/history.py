@@ -7,7 +7,6 @@ same rules, under its own keys.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,8 @@ from meltano_ch_state.protocol import StateRow
 PARTS = ("completed", "partial")
 BOOKMARKS = ("singer_state", "bookmarks")
 """Where Meltano keeps the bookmarks of a Singer tap (`meltano.core.singer`), under the name of each stream."""
+GREATEST = 1e300
+"""What is greater, or no number at all, is not plotted."""
 ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "ABSENT"})()
 """Stands for a value that is not there; None is a value in JSON."""
 
@@ -168,7 +169,7 @@ def _values(row: StateRow) -> Iterator[tuple[str, tuple[str, ...], float, bool]]
     for part in PARTS:
         for path, _, value in _differences({}, _content(row, part)):
             number, is_time = _as_number(value)
-            if number is not None and math.isfinite(number):
+            if number is not None and abs(number) <= GREATEST:
                 yield part, path, number, is_time
 
 

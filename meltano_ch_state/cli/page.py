@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
+from meltano_ch_state.cli.output import printable
 from meltano_ch_state.history import ABSENT, Change, Point, Series, changes, series
 from meltano_ch_state.protocol import StateRow
 
@@ -68,7 +69,7 @@ def page(state_id: str, versions: Sequence[StateRow]) -> str:
     lines = series(versions)
     first, last = (_moment(row.updated_at / 1e6) for row in (versions[0], versions[-1]))
     plots = "".join(map(_plots, lines)) or "<section>No bookmark is a number or a time: nothing to plot.</section>"
-    title = escape(f"History of {state_id}")
+    title = _text(f"History of {state_id}")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -79,7 +80,7 @@ def page(state_id: str, versions: Sequence[StateRow]) -> str:
 <style>{_STYLE}</style>
 </head>
 <body>
-<h1>{escape(state_id)}</h1>
+<h1>{_text(state_id)}</h1>
 <p>{len(versions)} versions from {first} to {last} UTC. A dashed line: the bookmark was dropped there.</p>
 {plots}
 <section>
@@ -98,21 +99,26 @@ def page(state_id: str, versions: Sequence[StateRow]) -> str:
 def _rows(versions: Sequence[StateRow]) -> Iterator[str]:
     for number in range(len(versions) - 1, -1, -1):
         row = versions[number]
-        run = f"<br><small>run {escape(row.run_id)}</small>" if row.run_id else ""
+        run = f"<br><small>run {_text(row.run_id)}</small>" if row.run_id else ""
         said = "the oldest here" if number == 0 else _said(changes(versions[number - 1], row))
         said = f"cleared<br>{said}" if row.is_deleted else said
-        cells = (_moment(row.updated_at / 1e6), str(row.updated_at), escape(row.operation), escape(row.holder) + run)
+        cells = (_moment(row.updated_at / 1e6), str(row.updated_at), _text(row.operation), _text(row.holder) + run)
         yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in (*cells, said)) + "</tr>\n"
 
 
 def _said(found: Sequence[Change]) -> str:
-    return "<br>".join(f"{escape(change.name)}: {_values(change)}" for change in found) or "nothing"
+    return "<br>".join(f"{_text(change.name)}: {_values(change)}" for change in found) or "nothing"
 
 
 def _values(change: Change) -> str:
-    old = "" if change.before is ABSENT else f"<del>{escape(_short(change.before))}</del>"
-    new = "" if change.after is ABSENT else f"<ins>{escape(_short(change.after))}</ins>"
+    old = "" if change.before is ABSENT else f"<del>{_text(_short(change.before))}</del>"
+    new = "" if change.after is ABSENT else f"<ins>{_text(_short(change.after))}</ins>"
     return f"{old} &rarr; {new}" if old and new else f"{new} added" if new else f"{old} dropped"
+
+
+def _text(text: str) -> str:
+    """Any text as HTML; what is no character, or a control one, is spelt out."""
+    return escape(printable(text))
 
 
 def _short(value: Any) -> str:
@@ -126,7 +132,7 @@ def _plots(line: Series) -> str:
         lag = line.lag()
         low, high = _extent(lag)
         figures += _figure("Lag: how far it was behind when it was written", lag, "lag", min(0, low), high, _duration)
-    return f'<section><h2>{escape(line.name)}</h2><div class="plots">{figures}</div></section>\n'
+    return f'<section><h2>{_text(line.name)}</h2><div class="plots">{figures}</div></section>\n'
 
 
 @dataclass(frozen=True)
@@ -161,8 +167,8 @@ def _figure(  # noqa: PLR0917 - what stands in a plot
     across = _Scale(min(times), max(times), LEFT, WIDTH - RIGHT)
     up = _Scale(low, high, HEIGHT - BOTTOM, TOP)
     return (
-        f'<figure><figcaption>{escape(caption)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
-        f' aria-label="{escape(f"{caption} of {line.name}")}">'
+        f'<figure><figcaption>{_text(caption)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
+        f' aria-label="{_text(f"{caption} of {line.name}")}">'
         f"{_axes(across, up, label)}{_path(line.points, across, up, kind)}{_dots(line.points, across, up, kind, label)}"
         "</svg></figure>"
     )
@@ -173,7 +179,7 @@ def _axes(across: _Scale, up: _Scale, label: Callable[[float], str]) -> str:
         label = _short_moment(up)
     grid = [
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(tick)}" y2="{up(tick)}"/>'
-        f'<text x="{LEFT - 6}" y="{up(tick) + 4}" text-anchor="end">{escape(label(tick))}</text>'
+        f'<text x="{LEFT - 6}" y="{up(tick) + 4}" text-anchor="end">{_text(label(tick))}</text>'
         for tick in up.ticks()
     ]
     ends = dict(zip(across.ticks(), ("start", "middle", "middle", "end"), strict=False))
@@ -204,7 +210,7 @@ def _dots(points: Sequence[Point], across: _Scale, up: _Scale, kind: str, label:
         return ""
     return "".join(
         f'<circle class="{kind}" cx="{across(point.version / 1e6)}" cy="{up(point.value)}" r="3">'
-        f"<title>{escape(label(point.value))} at {_moment(point.version / 1e6)}</title></circle>"
+        f"<title>{_text(label(point.value))} at {_moment(point.version / 1e6)}</title></circle>"
         for point in points
         if point.value is not None
     )

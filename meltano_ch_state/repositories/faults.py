@@ -55,6 +55,8 @@ _CONFLICTS = re.compile("Node exists|Bad version")
 """What Keeper says when somebody else was faster. To try again would not help."""
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _GRANT = re.compile(r"necessary to have the grant (.+?)\.(?:\s|$)")
+_MISSING = re.compile(r"Missing permissions: (.+?)\)\.")
+"""Of several privileges that a statement needs, the server may tell which are missing."""
 UPGRADE_COMMAND = "meltano-ch-state upgrade"
 KEEPER_COMMAND = "python -m meltano_ch_state.migrate -x lock_mode=keeper upgrade head"
 _SERVER_NOISE = re.compile(r"^.*?DB::Exception: |\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL)
@@ -151,8 +153,10 @@ _REMEDIES = {
 
 
 def _denied(error: Exception, address: str) -> PermissionDeniedError:
-    grant = _GRANT.search(str(_orig(error)))
-    remedy = f"Have an administrator run: GRANT {grant[1]} TO the user" if grant else "Use a user who may write"
+    grants = [missing or needed for missing, needed in _GRANT.findall(str(_orig(error)))]
+    remedy = (
+        f"Have an administrator run: GRANT {min(grants, key=len)} TO the user" if grants else "Use a user who may write"
+    )
     return PermissionDeniedError(f"ClickHouse at {address} denied access: {_said(error)}", remedy)
 
 

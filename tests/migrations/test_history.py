@@ -109,9 +109,7 @@ def test_the_way_back_keeps_the_states_and_leaves_the_tables_of_before(
     )
 
 
-def test_a_table_of_another_program_by_that_name_is_refused(
-    server: Endpoint, engine: Engine, names: Names
-) -> None:
+def test_a_table_of_another_program_by_that_name_is_refused(server: Endpoint, engine: Engine, names: Names) -> None:
     server.execute(f"CREATE DATABASE {names.schema}")
     server.execute(f"CREATE TABLE {names.schema}.state_history (id UInt8) ENGINE = MergeTree ORDER BY id")
 

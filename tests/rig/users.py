@@ -55,6 +55,7 @@ DOCUMENTED_USERS = (
     "meltano_migrate",
     "meltano_downgrade",
     "meltano_run",
+    "meltano_restore",
     "meltano_read",
     "meltano_prune",
     "meltano_keeper",
