@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -126,7 +127,8 @@ def _version(target: Target, state_id: str, version: int | None) -> StateRow:
     found = newest if version is None else target.history.version(state_id, version)
     if found is None:
         raise NoSuchVersionError(
-            f"State {state_id!r} has no version {version} that is kept", f"See: meltano-ch-state history {state_id}"
+            f"State {state_id!r} has no version {version} that is kept",
+            f"See: meltano-ch-state history {shlex.quote(printable(state_id))}",
         )
     return found
 
