@@ -12,13 +12,10 @@ import structlog
 from meltano.core.state_store.base import MeltanoState, StateStoreManager
 
 from meltano_ch_state.connection import engine_for
-from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.logs import quiet_drivers
 from meltano_ch_state.meltano_errors import meltano_errors
 from meltano_ch_state.migrate import Schema
-from meltano_ch_state.modes import ModeLocker
-from meltano_ch_state.repositories.keeper import KeeperRepository
-from meltano_ch_state.repositories.locks import LockRepository
+from meltano_ch_state.modes import locker_for
 from meltano_ch_state.repositories.states import StateRepository
 from meltano_ch_state.settings import KEEPER, SETTING_NAMES, Settings, resolve
 from meltano_ch_state.store import State, StateStore
@@ -63,13 +60,7 @@ class ClickhouseStateStoreManager(StateStoreManager):
         settings = self.settings
         engine = engine_for(settings)
         states = StateRepository(engine, settings.schema, settings.table)
-        options = LockOptions.of(settings)
-        insert, keeper = (
-            repository(engine, settings.schema, settings.table, options=options)
-            for repository in (LockRepository, KeeperRepository)
-        )
-        make = self._schema.make_keeper_table if settings.auto_upgrade else None
-        locker = ModeLocker(settings.lock_mode, insert.locker, keeper.locker, keeper.cells.probe, make)
+        locker = locker_for(settings, engine, self._schema.make_keeper_table)
         return StateStore(states, locker, self._schema, _run_id)
 
     @property

@@ -14,6 +14,7 @@ from meltano_ch_state.connection import engine_for
 from meltano_ch_state.errors import StateBackendError
 from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.migrate import Schema
+from meltano_ch_state.modes import locker_for
 from meltano_ch_state.project import find_settings
 from meltano_ch_state.repositories.history import HistoryRepository
 from meltano_ch_state.repositories.locks import LockRepository
@@ -60,7 +61,8 @@ class Target:
     @property
     def store(self) -> StateStore:
         """States under locks."""
-        return StateStore(self.states, self.locks.locker, self.schema)
+        locker = locker_for(self.settings, self.engine, self.schema.make_keeper_table)
+        return StateStore(self.states, locker, self.schema)
 
 
 @contextmanager

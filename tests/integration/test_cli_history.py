@@ -127,6 +127,17 @@ def test_a_restore_waits_for_the_lock_like_any_other_write(told: Backend) -> Non
     assert told.manager().get(ID) is None
 
 
+def test_a_restore_takes_its_lock_in_keeper_where_the_others_do(on_server: Backend) -> None:
+    on_server.uri += "&lock_mode=keeper"
+    manager = on_server.manager()
+    for value in (1, 2):
+        manager.set(MeltanoState("a", {}, {"value": value}))
+
+    on_server.output("restore", "a", "--version", str(versions(on_server, "a")[-1]), "--yes")
+
+    assert manager.get("a") == MeltanoState("a", {}, {"value": 1})
+
+
 def test_what_cannot_be_read_as_json_is_restored_as_it_was(on_tables: Backend) -> None:
     on_tables.target.states.insert_versions([StateRow("a", None, "not JSON", 1_000_000)])
     on_tables.manager().set(MeltanoState("a", {}, {}))
