@@ -81,7 +81,8 @@ def page(state_id: str, versions: Sequence[StateRow]) -> str:
 </head>
 <body>
 <h1>{_text(state_id)}</h1>
-<p>{len(versions)} versions from {first} to {last} UTC. A dashed line: the bookmark was dropped there.</p>
+<p>{len(versions)} {"version" if len(versions) == 1 else "versions"}, from {first} to {last} UTC.
+A dashed line: the bookmark was dropped there.</p>
 {plots}
 <section>
 <h2>Versions</h2>
@@ -182,7 +183,8 @@ def _axes(across: _Scale, up: _Scale, label: Callable[[float], str]) -> str:
         f'<text x="{LEFT - 6}" y="{up(tick) + 4}" text-anchor="end">{_text(label(tick))}</text>'
         for tick in up.ticks()
     ]
-    ends = dict(zip(across.ticks(), ("start", "middle", "middle", "end"), strict=False))
+    ticks = across.ticks()
+    ends = dict(zip(ticks, ("start", "middle", "middle", "end") if len(ticks) > 1 else ("middle",), strict=True))
     moment = _short_moment(across)
     grid += [
         f'<text x="{across(tick)}" y="{HEIGHT - 6}" text-anchor="{end}">{moment(tick)}</text>'
@@ -232,9 +234,9 @@ def _moment(seconds: float) -> str:
 
 def _number(value: float) -> str:
     for factor, unit in _FACTORS:
-        if abs(value) >= factor:
+        if factor <= abs(value) < _FACTORS[0][0] * 1e3:
             return f"{value / factor:.4g} {unit}"
-    return f"{value:,.6g}" if value == int(value) else f"{value:.4g}"
+    return f"{value:,.6g}" if abs(value) < _FACTORS[-1][0] and value == int(value) else f"{value:.4g}"
 
 
 def _duration(seconds: float) -> str:
