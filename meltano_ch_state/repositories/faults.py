@@ -153,10 +153,8 @@ _REMEDIES = {
 
 
 def _denied(error: Exception, address: str) -> PermissionDeniedError:
-    grants = [missing or needed for missing, needed in _GRANT.findall(str(_orig(error)))]
-    remedy = (
-        f"Have an administrator run: GRANT {min(grants, key=len)} TO the user" if grants else "Use a user who may write"
-    )
+    found = _MISSING.search(str(_orig(error))) or _GRANT.search(str(_orig(error)))
+    remedy = f"Have an administrator run: GRANT {found[1]} TO the user" if found else "Use a user who may write"
     return PermissionDeniedError(f"ClickHouse at {address} denied access: {_said(error)}", remedy)
 
 
