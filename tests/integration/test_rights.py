@@ -195,3 +195,20 @@ def test_without_one_grant_the_error_names_it(own: ClickHouseServer, user: User)
 def test_a_user_who_may_only_read_is_told_so_when_it_writes(migrated: ClickHouseServer) -> None:
     with pytest.raises(PermissionDeniedError):
         Manager(migrated.url("meltano_read")).set(STATE)
+
+
+def test_a_view_whose_definer_may_not_write_the_history_keeps_no_state_from_being_written(
+    migrated: ClickHouseServer,
+) -> None:
+    view = "meltano.state_history_view"
+    definition = migrated.execute(f"SHOW CREATE TABLE {view} FORMAT TSVRaw")
+    migrated.execute(f"DROP VIEW {view} SYNC")
+    migrated.execute(definition.replace("\nAS ", "\nDEFINER = meltano_run SQL SECURITY DEFINER\nAS ", 1))
+    before = migrated.execute("SELECT count() FROM meltano.state_history")
+
+    manager = Manager(migrated.url("meltano_run"))
+    manager.set(MeltanoState("b", {}, {"value": 2}))
+
+    assert manager.get("b") == MeltanoState("b", {}, {"value": 2})
+    assert migrated.execute("SELECT count() FROM meltano.state_history") == before
+    manager.close()
