@@ -38,7 +38,7 @@ dist: .venv/installed ## the source archive, and the wheel made from it
 	grep -F meltano_ch_state/py.typed dist/contents.txt
 	grep -F meltano_ch_state/alembic.ini dist/contents.txt
 	grep -F meltano_ch_state/alembic/env.py dist/contents.txt
-	grep -F meltano_ch_state/alembic/versions/0001 dist/contents.txt
+	grep -F meltano_ch_state/alembic/versions/0002 dist/contents.txt
 
 lowest: .venv/installed ## the core of the suite with the oldest supported version of each dependency
 	$(BIN)/python -m nox -s lowest

@@ -32,21 +32,28 @@ def run_command() -> None:
     steps.setLevel(logging.INFO)
     settings = command_settings()
     if context.is_offline_mode():
-        run_offline(settings.names, settings.topology)
+        run_offline(settings.names, settings.topology, settings.history_days)
         if is_upgrade() and settings.lock_mode == KEEPER:
             context.execute(keeper_ddl(settings.names, settings.topology).text)
     else:
         engine = engine_for(settings)
         event.listen(engine, "engine_connect", forget_default_schema)
-        run_online(engine, settings.names, settings.topology)
-        if is_upgrade() and settings.lock_mode != INSERT:
-            make_keeper_table(engine, settings)
+        run_online(engine, settings.names, settings.topology, settings.history_days)
+        if is_upgrade():
+            finish_upgrade(engine, settings)
 
 
 def is_upgrade() -> bool:
     """Whether the command is `upgrade`: only that makes tables."""
     command = getattr(context.config.cmd_opts, "cmd", None)
     return bool(command) and command[0].__name__ == "upgrade"
+
+
+def finish_upgrade(engine: Engine, settings: Settings) -> None:
+    """Do what no revision does, because a setting says it."""
+    Schema(engine, settings.names, topology=settings.topology, history_days=settings.history_days).keep_history()
+    if settings.lock_mode != INSERT:
+        make_keeper_table(engine, settings)
 
 
 def make_keeper_table(engine: Engine, settings: Settings) -> None:
@@ -75,13 +82,13 @@ def forget_default_schema(connection: Connection) -> None:
     connection.dialect.default_schema_name = None
 
 
-def run_offline(names: Names, topology: Topology) -> None:
+def run_offline(names: Names, topology: Topology, history_days: int) -> None:
     """Write the statements to standard output."""
-    context.configure(dialect_name="clickhouse+connect", **options(names, topology))
+    context.configure(dialect_name="clickhouse+connect", **options(names, topology, history_days))
     context.run_migrations()
 
 
-def run_online(engine: Engine, names: Names, topology: Topology) -> None:
+def run_online(engine: Engine, names: Names, topology: Topology, history_days: int) -> None:
     """Run the statements, unless the schema is newer than this package, or the server is no place for its tables."""
     schema = Schema(engine, names, topology=topology)
     schema.readable()  # refuses a newer one
@@ -89,24 +96,26 @@ def run_online(engine: Engine, names: Names, topology: Topology) -> None:
     with server_errors(engine), engine.connect() as connection:
         if topology.cluster:
             connection.execution_options(settings=CLUSTER_SETTINGS)
-        context.configure(connection=connection, **options(names, topology))
+        context.configure(connection=connection, **options(names, topology, history_days))
         context.run_migrations()
 
 
-def options(names: Names, topology: Topology) -> dict[str, Any]:
+def options(names: Names, topology: Topology, history_days: int) -> dict[str, Any]:
     """What Alembic compares, and where it keeps the revision."""
 
     def include_name(name: str | None, kind: str, parents: Mapping[str, str | None]) -> bool:
-        return {"schema": name == names.schema, "table": name in {names.table, names.lock_table}}.get(kind, True)
+        tables = {names.table, names.lock_table, names.history_table}
+        return {"schema": name == names.schema, "table": name in tables}.get(kind, True)
 
     return {
         "names": names,
         "topology": topology,
+        "history_days": history_days,
         "on_cluster": on_cluster(topology),
         "replacing": partial(replacing_engine, topology, names),
         "version_table": names.version_table,
         "version_table_schema": names.schema,
-        "target_metadata": build(names).metadata,
+        "target_metadata": build(names, history_days).metadata,
         "include_schemas": True,
         "include_name": include_name,
         "compare_type": True,
@@ -116,9 +125,9 @@ def options(names: Names, topology: Topology) -> dict[str, Any]:
 
 given = context.config.attributes
 if "engine" in given and context.is_offline_mode():
-    run_offline(given["names"], given["topology"])
+    run_offline(*(given[name] for name in ("names", "topology", "history_days")))
 elif "engine" in given:
-    run_online(*(given[name] for name in ("engine", "names", "topology")))
+    run_online(*(given[name] for name in ("engine", "names", "topology", "history_days")))
 else:
     try:
         run_command()

@@ -24,6 +24,7 @@ _DESCRIPTIONS = {
     "stale_lock_seconds": "Silence after which a lock may be taken over, in seconds",
     "lock_acquire_timeout_seconds": "Longest wait for another holder's lock, in seconds",
     "auto_upgrade": "Whether the first write creates or upgrades the tables",
+    "history_days": "How long old versions of states are kept, in days",
     "cluster": "Cluster on which the tables are made, replicated",
     "replicated": "Whether the tables are made with Replicated engines",
 }

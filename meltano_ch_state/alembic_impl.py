@@ -20,6 +20,7 @@ from sqlalchemy.schema import CreateTable, ExecutableDDLElement
 from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.elements import ColumnClause, TextClause
 from sqlalchemy.types import NullType, UserDefinedType
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random
 
 from meltano_ch_state.errors import SchemaError
 from meltano_ch_state.models import MICROSECONDS, build
@@ -28,6 +29,7 @@ from meltano_ch_state.repositories.faults import code_of
 from meltano_ch_state.repositories.schema import create_database, database_ddl, foreign_tables, replica_of
 from meltano_ch_state.settings import Names, Topology
 
+_CANNOT_ASSIGN_ALTER = 517
 _ALREADY_EXISTS = {57, 82}  # TABLE_ALREADY_EXISTS, DATABASE_ALREADY_EXISTS
 
 
@@ -77,8 +79,18 @@ class ClickHouseImpl(DefaultImpl):
         result = None
         for statement in construct.statements() if isinstance(construct, SetRevision) else [construct]:
             with lost_races_forgiven():
-                result = super()._exec(statement, *args, **options)
+                result = _again(super()._exec, statement, *args, **options)
         return result
+
+
+def _is_outrun(error: BaseException) -> bool:
+    """Whether another process just changed the same Replicated table, and this server has not caught up with that."""
+    return isinstance(error, DBAPIError) and code_of(error) == _CANNOT_ASSIGN_ALTER
+
+
+_again = Retrying(
+    retry=retry_if_exception(_is_outrun), stop=stop_after_attempt(20), wait=wait_random(0.05, 0.5), reraise=True
+)
 
 
 class UnknownType(UserDefinedType[Any]):

@@ -13,6 +13,7 @@
     │   ├── SchemaMissingError        not there, or too old, and `auto_upgrade` is off
     │   ├── SchemaTooNewError         made by a later version of this package
     │   └── NoKeeperError             `lock_mode` is `keeper`, but the server keeps no such table, or lost it
+    ├── NoSuchVersionError            the history keeps no such version of a state
     ├── InvalidStateError             a stored state is not JSON, or a given one cannot be stored
     └── LockError
         ├── StateLockedError          somebody else held the lock until the wait was over
@@ -97,6 +98,10 @@ class SchemaTooNewError(SchemaError):
 
 class NoKeeperError(SchemaError):
     """The server has no Keeper for the lock table, or its Keeper has lost it."""
+
+
+class NoSuchVersionError(StateBackendError):
+    """The history keeps no such version of a state, or none at all."""
 
 
 class InvalidStateError(StateBackendError):

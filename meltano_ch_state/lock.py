@@ -68,6 +68,7 @@ class Lock:
         """
         self.lock_id = str(uuid.uuid4())
         self.lease_seconds = lease_seconds
+        self.identity = identity
         self._store = store
         self._pid = os.getpid()
         self._mutex = threading.Lock()  # the renewal thread writes rows, too

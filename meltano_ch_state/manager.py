@@ -8,16 +8,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import structlog
 from meltano.core.state_store.base import MeltanoState, StateStoreManager
 
 from meltano_ch_state.connection import engine_for
-from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.logs import quiet_drivers
 from meltano_ch_state.meltano_errors import meltano_errors
-from meltano_ch_state.migrate import Schema, upgrade
-from meltano_ch_state.modes import ModeLocker
-from meltano_ch_state.repositories.keeper import KeeperRepository
-from meltano_ch_state.repositories.locks import LockRepository
+from meltano_ch_state.migrate import Schema
+from meltano_ch_state.modes import locker_for
 from meltano_ch_state.repositories.states import StateRepository
 from meltano_ch_state.settings import KEEPER, SETTING_NAMES, Settings, resolve
 from meltano_ch_state.store import State, StateStore
@@ -62,19 +60,14 @@ class ClickhouseStateStoreManager(StateStoreManager):
         settings = self.settings
         engine = engine_for(settings)
         states = StateRepository(engine, settings.schema, settings.table)
-        options = LockOptions.of(settings)
-        insert, keeper = (
-            repository(engine, settings.schema, settings.table, options=options)
-            for repository in (LockRepository, KeeperRepository)
-        )
-        make = self._schema.make_keeper_table if settings.auto_upgrade else None
-        locker = ModeLocker(settings.lock_mode, insert.locker, keeper.locker, keeper.cells.probe, make)
-        return StateStore(states, locker, self._schema)
+        locker = locker_for(settings, engine, self._schema.make_keeper_table)
+        return StateStore(states, locker, self._schema, _run_id)
 
     @property
     def _schema(self) -> Schema:
         settings = self.settings
-        return Schema(engine_for(settings), settings.names, settings.auto_upgrade, settings.topology)
+        engine = engine_for(settings)
+        return Schema(engine, settings.names, settings.auto_upgrade, settings.topology, settings.history_days)
 
     def set(self, state: MeltanoState) -> None:
         """Replace a state, under its lock."""
@@ -115,7 +108,8 @@ class ClickhouseStateStoreManager(StateStoreManager):
     def migrate(self) -> None:
         """Create or upgrade the tables; `meltano upgrade` calls it."""
         with meltano_errors():
-            upgrade(engine_for(self.settings), self.settings.names, topology=self.settings.topology)
+            self._schema.upgrade()
+            self._schema.keep_history()
             if self.settings.lock_mode == KEEPER:
                 self._schema.make_keeper_table()
 
@@ -140,6 +134,11 @@ class ClickhouseStateStoreManager(StateStoreManager):
         longest = min(retry_seconds, self.settings.lock_retry_seconds)
         with meltano_errors(), self.store.lock(state_id, "update", retry_seconds=longest):
             yield
+
+
+def _run_id() -> str:
+    """The run's ID, which `meltano run` and `meltano el` give to all that they log."""
+    return str(structlog.contextvars.get_contextvars().get("run_id", ""))
 
 
 def _meltano_state(state: State) -> MeltanoState:

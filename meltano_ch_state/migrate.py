@@ -21,14 +21,16 @@ from meltano_ch_state.errors import SchemaError, SchemaMissingError, SchemaTooNe
 from meltano_ch_state.repositories.base import forget_engines_of_tables
 from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
 from meltano_ch_state.repositories.schema import SchemaRepository
-from meltano_ch_state.settings import Names, Topology
+from meltano_ch_state.settings import HISTORY_DAYS, Names, Topology
 
 if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Engine
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision that this package knows. Revisions are numbers of four digits, one after the other."""
+HISTORY_REVISION = "0002"
+"""Since this revision old versions are kept."""
 
 _DEFAULT_NAMES = Names()
 _DEFAULT_TOPOLOGY = Topology()
@@ -44,6 +46,7 @@ class Schema:
         names: Names = _DEFAULT_NAMES,
         auto_upgrade: bool = True,
         topology: Topology = _DEFAULT_TOPOLOGY,
+        history_days: int = HISTORY_DAYS,
     ) -> None:
         """Bind a schema; nothing is sent yet.
 
@@ -52,11 +55,13 @@ class Schema:
             names: The tables' names.
             auto_upgrade: Whether `make_writable` may create and change tables.
             topology: On which servers the tables are made.
+            history_days: For how many days the history keeps a version.
         """
         self._engine = engine
         self._names = names
         self._auto_upgrade = auto_upgrade
         self._topology = topology
+        self._history_days = history_days
         self._repository = SchemaRepository(engine, names)
 
     def readable(self) -> bool:
@@ -83,11 +88,40 @@ class Schema:
         """
         revision = self._revision()
         if revision != HEAD and self._auto_upgrade:
-            upgrade(self._engine, self._names, topology=self._topology)
+            self.upgrade()
         else:
             self._require_head(revision)
             if self._topology.replicated is not False and self._repository.has_plain_tables():
                 self._refuse_a_cluster()
+
+    def upgrade(self, revision: str = "head") -> None:
+        """Create or upgrade the tables, up to a revision; see the function `upgrade`."""
+        upgrade(self._engine, self._names, revision, self._topology, self._history_days)
+
+    def has_history(self) -> bool:
+        """Whether old versions are kept. One statement.
+
+        Raises:
+            SchemaTooNewError: If a later version of this package made the schema.
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        return (self._revision() or "") >= HISTORY_REVISION
+
+    def kept_days(self) -> int | None:
+        """For how many days the history keeps a version; None where there is none, or the user may not know."""
+        return self._repository.history_days()
+
+    def keep_history(self) -> None:
+        """Have the history keep its versions for `history_days`, if it keeps them for another time now.
+
+        An operator's command does so, never a write: it needs ALTER TTL, and goes over all of the table.
+
+        Raises:
+            PermissionDeniedError: If the user lacks that GRANT; the message names it.
+            ServerError: In another of its kinds, when the server does not answer or refuses.
+        """
+        if self.kept_days() not in {None, self._history_days}:
+            self._repository.keep_history(self._history_days, self.fitting_topology())
 
     def make_keeper_table(self) -> None:
         """Create the lock table in Keeper unless it is there. No revision does: a server may get a Keeper at any time.
@@ -144,6 +178,7 @@ def upgrade(
     names: Names = _DEFAULT_NAMES,
     revision: str = "head",
     topology: Topology = _DEFAULT_TOPOLOGY,
+    history_days: int = HISTORY_DAYS,
 ) -> None:
     """Create or upgrade the tables. Any number of processes may do so at once, and again after a crash.
 
@@ -152,6 +187,7 @@ def upgrade(
         names: The tables' names.
         revision: Where to stop: `head`, or a revision such as `0001`.
         topology: On which servers the tables are made.
+        history_days: For how many days the history keeps a version; one that is there stays as it is.
 
     Raises:
         SchemaTooNewError: If a later version of this package made the schema.
@@ -159,7 +195,7 @@ def upgrade(
         PermissionDeniedError: If the user lacks a GRANT; the message names it.
         ServerError: In another of its kinds, when the server does not answer or refuses.
     """
-    _run("upgrade", alembic_config(engine, names, topology), revision)
+    _run("upgrade", alembic_config(engine, names, topology, history_days), revision)
     forget_engines_of_tables(engine)
 
 
@@ -193,11 +229,16 @@ def config_file() -> Path:
     return folder / "alembic.ini"
 
 
-def alembic_config(engine: Engine, names: Names = _DEFAULT_NAMES, topology: Topology = _DEFAULT_TOPOLOGY) -> Config:
+def alembic_config(
+    engine: Engine,
+    names: Names = _DEFAULT_NAMES,
+    topology: Topology = _DEFAULT_TOPOLOGY,
+    history_days: int = HISTORY_DAYS,
+) -> Config:
     """Alembic's configuration for an engine, for other commands: `alembic.command.check(alembic_config(engine))`."""
     from alembic.config import Config  # noqa: PLC0415 - dear, and seldom needed
 
-    config = Config(attributes={"engine": engine, "names": names, "topology": topology})
+    config = Config(attributes={"engine": engine, "names": names, "topology": topology, "history_days": history_days})
     folder = str(config_file().with_name("alembic"))
     config.set_main_option("script_location", folder.replace("%", "%%"))
     return config

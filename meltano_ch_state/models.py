@@ -14,7 +14,7 @@ from clickhouse_sqlalchemy import engines, types
 from sqlalchemy import Column, Dialect, MetaData, Table, TypeDecorator, func, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 
-from meltano_ch_state.settings import Names
+from meltano_ch_state.settings import HISTORY_DAYS, Names
 
 MICROSECONDS = 6
 """The precision of every time: DateTime64(6)."""
@@ -74,6 +74,40 @@ class StateColumns:
     completed_state: Mapped[str | None] = mapped_column(types.Nullable(types.String), nullable=True)
     updated_at: Mapped[int] = _server_time()
     is_deleted: Mapped[int] = mapped_column(types.UInt8, nullable=False, server_default=text("0"))
+    holder: Mapped[str] = _string()
+    operation: Mapped[str] = _string()
+    run_id: Mapped[str] = _string()
+
+
+class StateHistoryColumns:
+    """One version of one state, for so many days; a materialized view puts it here (docs/decisions/0007).
+
+    A version that lands twice is the same row, and stays once.
+    """
+
+    history_days = HISTORY_DAYS
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[Any, ...]:  # noqa: N805 - SQLAlchemy's convention
+        """The engine."""
+        return (
+            engines.ReplacingMergeTree(
+                version="written_at",
+                order_by=("state_id", "updated_at"),
+                ttl=text(f"toDateTime(written_at) + toIntervalDay({cls.history_days})"),
+                index_granularity=INDEX_GRANULARITY,
+            ),
+        )
+
+    state_id: Mapped[str] = _string(primary_key=True)
+    partial_state: Mapped[str | None] = mapped_column(types.Nullable(types.String), nullable=True)
+    completed_state: Mapped[str | None] = mapped_column(types.Nullable(types.String), nullable=True)
+    updated_at: Mapped[int] = _timestamp(primary_key=True)
+    is_deleted: Mapped[int] = mapped_column(types.UInt8, nullable=False)
+    holder: Mapped[str] = _string()
+    operation: Mapped[str] = _string()
+    run_id: Mapped[str] = _string()
+    written_at: Mapped[int] = _server_time()
 
 
 class StateLockColumns:
@@ -120,6 +154,7 @@ class Models:
     metadata: MetaData
     State: type[Any]
     StateLock: type[Any]
+    StateHistory: type[Any]
 
     @property
     def state(self) -> Table:
@@ -132,18 +167,30 @@ class Models:
         return self.StateLock.__table__  # type: ignore[no-any-return]
 
     @property
+    def state_history(self) -> Table:
+        """The table of old versions, for Core statements."""
+        return self.StateHistory.__table__  # type: ignore[no-any-return]
+
+    @property
     def keeper_lock(self) -> Table:
         """The lock table in Keeper, for Core statements. It is no part of the metadata: most servers have none."""
         return _keeper_lock(self.names)
 
 
 @cache
-def build(names: Names) -> Models:
-    """The models whose tables have these names; the same names give the same models."""
+def build(names: Names, history_days: int = HISTORY_DAYS) -> Models:
+    """The models whose tables have these names; the same names give the same models.
+
+    Args:
+        names: The tables' names.
+        history_days: How long the history keeps a version; it matters to DDL and its comparison only.
+    """
     base = type("Base", (DeclarativeBase,), {"metadata": MetaData(schema=names.schema)})
     state = type("State", (StateColumns, base), {"__tablename__": names.table})
     lock = type("StateLock", (StateLockColumns, base), {"__tablename__": names.lock_table})
-    return Models(names, base.metadata, state, lock)  # type: ignore[attr-defined]
+    kept = {"__tablename__": names.history_table, "history_days": history_days}
+    history = type("StateHistory", (StateHistoryColumns, base), kept)
+    return Models(names, base.metadata, state, lock, history)  # type: ignore[attr-defined]
 
 
 @cache
@@ -160,4 +207,5 @@ def _keeper_lock(names: Names) -> Table:
 DEFAULT = build(Names())
 State = DEFAULT.State
 StateLock = DEFAULT.StateLock
+StateHistory = DEFAULT.StateHistory
 metadata = DEFAULT.metadata

@@ -7,13 +7,32 @@ import threading
 from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager
 
+from sqlalchemy import Engine
+
 from meltano_ch_state.errors import SchemaError, SchemaMissingError, ServerError, ServerUnreachableError
 from meltano_ch_state.lock import Lock
-from meltano_ch_state.locker import BaseLocker
+from meltano_ch_state.locker import BaseLocker, LockOptions
 from meltano_ch_state.repositories.faults import KEEPER_COMMAND
-from meltano_ch_state.settings import AUTO, INSERT, KEEPER
+from meltano_ch_state.repositories.keeper import KeeperRepository
+from meltano_ch_state.repositories.locks import LockRepository
+from meltano_ch_state.settings import AUTO, INSERT, KEEPER, Settings
 
 logger = logging.getLogger(__name__)
+
+
+def locker_for(settings: Settings, engine: Engine, make: Callable[[], None]) -> ModeLocker:
+    """What takes locks as the settings say; nothing is sent yet.
+
+    Args:
+        settings: Their `lock_mode` and durations.
+        engine: An SQLAlchemy engine for ClickHouse.
+        make: Makes the lock table in Keeper, where `auto_upgrade` allows that.
+    """
+    options = LockOptions.of(settings)
+    insert = LockRepository(engine, settings.schema, settings.table, options=options)
+    keeper = KeeperRepository(engine, settings.schema, settings.table, options=options)
+    allowed = make if settings.auto_upgrade else None
+    return ModeLocker(settings.lock_mode, insert.locker, keeper.locker, keeper.cells.probe, allowed)
 
 
 class ModeLocker:

@@ -58,6 +58,9 @@ class StateRow:
     Attributes:
         updated_at: The version, microseconds since 1970, UTC.
         is_deleted: Whether it is a tombstone: the state was cleared.
+        holder: Who wrote it, `user@host:pid`; empty where that is not known.
+        operation: What the writer was doing: `set`, `update`, `restore`, ...
+        run_id: The Meltano run in which it was written; empty outside of one.
     """
 
     state_id: str
@@ -65,6 +68,9 @@ class StateRow:
     completed_state: str | None
     updated_at: int
     is_deleted: bool = False
+    holder: str = ""
+    operation: str = ""
+    run_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

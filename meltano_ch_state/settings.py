@@ -32,6 +32,10 @@ LOCK_RETRY_SECONDS = 1.0
 MAX_LEASE_SECONDS = 86_399.0
 """A lease stays under a day: lock rows are swept after seven days, and a sweep must never end a lease."""
 MAX_PORT = 65_535
+HISTORY_DAYS = 90
+"""How long old versions of states are kept, in days."""
+MAX_HISTORY_DAYS = 10_000
+"""ClickHouse adds them to a DateTime, which ends in 2106: a sum beyond that is long ago."""
 
 INSERT, KEEPER, AUTO = LOCK_MODES = ("insert", "keeper", "auto")
 """Where locks are kept: in an ordinary table, in a KeeperMap table, or in the latter where there can be one."""
@@ -67,6 +71,16 @@ class Names:
     def lock_table(self) -> str:
         """The lock table's name."""
         return f"{self.table}_lock"
+
+    @property
+    def history_table(self) -> str:
+        """The name of the table that keeps every version of every state."""
+        return f"{self.table}_history"
+
+    @property
+    def history_view(self) -> str:
+        """The name of the materialized view that copies each new version there."""
+        return f"{self.table}_history_view"
 
     @property
     def keeper_table(self) -> str:
@@ -138,6 +152,8 @@ class Settings:
     """The longest pause between two looks at somebody else's lock, in seconds."""
     auto_upgrade: bool = True
     """Whether the first write creates or upgrades the tables."""
+    history_days: int = HISTORY_DAYS
+    """How long versions of states are kept, in whole days. `meltano-ch-state upgrade` applies another value."""
     cluster: str = ""
     """The cluster on which the migration makes the tables; empty for one server. Only with `clickhouse`."""
     replicated: bool | None = None
@@ -297,11 +313,14 @@ def _name(label: str, value: object) -> str:
 _PORT_REMEDY = f"Use a whole number from 1 to {MAX_PORT}"
 
 
-def _port(label: str, value: object) -> int:
-    text = str(value).strip()
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_PORT)) and 1 <= int(text) <= MAX_PORT):
-        raise _invalid(label, value, _PORT_REMEDY)
-    return int(text)
+def _whole(most: int, remedy: str) -> Callable[[str, object], int]:
+    def parse(label: str, value: object) -> int:
+        text = str(value).strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and 1 <= int(text) <= most):
+            raise _invalid(label, value, remedy)
+        return int(text)
+
+    return parse
 
 
 def _text(label: str, value: object) -> str:
@@ -360,7 +379,7 @@ def _seconds(low: float, high: float = float("inf")) -> Callable[[str, object], 
 _PARSERS: dict[str, Callable[[str, object], object]] = {
     "path": _text,
     "host": _text,
-    "port": _port,
+    "port": _whole(MAX_PORT, _PORT_REMEDY),
     "database": _text,
     "user": _text,
     "password": _secret,
@@ -375,6 +394,7 @@ _PARSERS: dict[str, Callable[[str, object], object]] = {
     "lock_acquire_timeout_seconds": _seconds(0),
     "lock_retry_seconds": _seconds(0),
     "auto_upgrade": _boolean,
+    "history_days": _whole(MAX_HISTORY_DAYS, f"Use a whole number of days from 1 to {MAX_HISTORY_DAYS}"),
     "cluster": _cluster,
     "replicated": _boolean,
 }

@@ -7,9 +7,9 @@ only when the lock was still held afterwards.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
@@ -93,8 +93,19 @@ class TakesLocks(Protocol):
 class StateStore:
     """Reads and writes states; every write holds the state's lock."""
 
-    def __init__(self, states: States, locker: TakesLocks, schema: Schema) -> None:
+    def __init__(
+        self, states: States, locker: TakesLocks, schema: Schema, run_id: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Put the parts together; nothing is sent yet.
+
+        Args:
+            states: Where versions live.
+            locker: What takes locks.
+            schema: Whether the tables are there.
+            run_id: Tells the run in which a version is written, for the history; empty outside of one.
+        """
         self.locker = locker
+        self._run_id = run_id
         self._states = states
         self._schema = schema
         self._ahead = ReadAhead(states.stream)
@@ -179,6 +190,15 @@ class StateStore:
         """
         return self._write_all(map(_tombstone, self.ids()), "clear_all")
 
+    def restore(self, version: StateRow) -> None:
+        """Make a state what it was in an old version, as a new one; if that is a tombstone, clear it.
+
+        Raises:
+            StateLockedError: If another holder kept the lock until the timeout.
+            StateLockLostError: If this holder was deposed meanwhile.
+        """
+        self._write({version.state_id: version}, "restore")
+
     def _write_all(self, rows: Iterator[StateRow], operation: str) -> int:
         count = 0
         failures: list[StateLockedError] = []
@@ -197,9 +217,19 @@ class StateStore:
         self._ahead.forget()
         with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept
             for lock, state_ids in locks:
-                versions = [_versioned(rows[state_id], lock.version(state_id)) for state_id in state_ids]
-                self._states.insert_versions(versions)
+                self._states.insert_versions([self._version(rows[state_id], lock) for state_id in state_ids])
                 lock.confirm(state_ids)
+
+    def _version(self, row: StateRow, lock: Lock) -> StateRow:
+        """A row as the next version under a lock, with its writer."""
+        writer = lock.identity
+        return replace(
+            row,
+            updated_at=lock.version(row.state_id),
+            holder=writer.holder,
+            operation=writer.operation,
+            run_id=self._run_id(),
+        )
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""
@@ -237,10 +267,6 @@ def _batches(rows: Iterator[StateRow]) -> Iterator[list[StateRow]]:
 
 def _weight(row: StateRow) -> int:
     return len(row.state_id) + len(row.partial_state or "") + len(row.completed_state or "")
-
-
-def _versioned(row: StateRow, version: int) -> StateRow:
-    return StateRow(row.state_id, row.partial_state, row.completed_state, version, row.is_deleted)
 
 
 def _tombstone(state_id: str) -> StateRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from meltano_ch_state.cli.doctor import doctor
+from meltano_ch_state.cli.history import diff, history, restore
 from meltano_ch_state.cli.locks import locks, unlock
 from meltano_ch_state.cli.schema import current, sql, upgrade
 from meltano_ch_state.cli.states import prune, states
@@ -23,5 +24,8 @@ def main() -> None:
     quiet_drivers()
 
 
-for command in (doctor, current, upgrade, sql, states, prune, locks, unlock, export, import_states):
+for command in (
+    *(doctor, current, upgrade, sql, states, prune, locks, unlock, export, import_states),
+    *(history, diff, restore),
+):
     main.add_command(command)

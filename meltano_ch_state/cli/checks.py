@@ -11,13 +11,20 @@ from importlib.metadata import entry_points
 from ipaddress import ip_address
 
 from meltano_ch_state.cli.findings import FAIL, OK, WARN, Finding
+from meltano_ch_state.cli.output import as_time
 from meltano_ch_state.cli.target import Target
 from meltano_ch_state.cli.timing import TimedLocks, timed
 from meltano_ch_state.consistency import PLAIN_ENGINE
-from meltano_ch_state.errors import PermissionDeniedError, ServerError, StateBackendError, StateLockedError
+from meltano_ch_state.errors import (
+    PermissionDeniedError,
+    SchemaMissingError,
+    ServerError,
+    StateBackendError,
+    StateLockedError,
+)
 from meltano_ch_state.lock import describe
 from meltano_ch_state.locker import LockOptions
-from meltano_ch_state.migrate import HEAD
+from meltano_ch_state.migrate import HEAD, HISTORY_REVISION
 from meltano_ch_state.project import unknown_settings
 from meltano_ch_state.repositories.faults import NEWEST_TESTED, OLDEST_TESTED
 from meltano_ch_state.repositories.schema import SchemaRepository
@@ -172,6 +179,19 @@ class Checks:
             return WARN, f"{message}; the first write makes that good", "Run: meltano-ch-state upgrade"
         return FAIL, f"{message}, and auto_upgrade is off", "Run: meltano-ch-state upgrade"
 
+    def history(self) -> tuple[str, ...]:
+        """Whether old versions are kept."""
+        if (self._revision or "") < HISTORY_REVISION:
+            return OK, "There is none yet"
+        try:
+            unkept = self._server.unkept()
+        except SchemaMissingError:
+            return WARN, f"The table {self._names.history_table} is missing: no version is kept", _HISTORY_REMEDY
+        if unkept:
+            message = f"Versions are not kept, such as that of state {unkept[0]!r} of {as_time(unkept[1])}"
+            return WARN, message, _HISTORY_REMEDY
+        return OK, f"All versions of the last day are kept, for {self._target.schema.kept_days()} days"
+
     def consistency(self) -> tuple[str, ...]:
         """What the engines of the tables promise to those who read after a write."""
         engines = set(self._server.engines().values())
@@ -316,6 +336,7 @@ _ON_THE_SERVER = (
     "rights",
     "migrating",
     "schema",
+    "history",
     "consistency",
     "nodes",
     "clock",
@@ -323,6 +344,9 @@ _ON_THE_SERVER = (
     "locks",
     "mutations",
     "parts",
+)
+_HISTORY_REMEDY = (
+    "See the server's log; what is missing, the last statements that meltano-ch-state sql prints make anew"
 )
 _SYSTEM_TABLES = {"nodes": "system.clusters", "mutations": "system.mutations", "parts": "system.parts"}
 

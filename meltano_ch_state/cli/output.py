@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timezone
-from typing import TypeVar
+from pathlib import Path
+from typing import TextIO, TypeVar
 
 import click
 from rich.console import Console
@@ -86,3 +88,22 @@ def counted(items: Iterable[T], bar: Progress) -> Iterator[T]:
     for item in items:
         bar.advance(bar.task_ids[0])
         yield item
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A file that takes its place only when it is complete; a device or a pipe is written as it is, never replaced."""
+    place = path.resolve()
+    draft = place.with_name(f".{place.name}.{os.getpid()}.part")
+    try:
+        if place.exists() and not place.is_file():
+            with place.open("w", encoding="utf-8") as stream:
+                yield stream
+            return
+        with draft.open("x", encoding="utf-8") as stream:
+            yield stream
+        draft.replace(place)
+    except OSError as error:
+        raise click.ClickException(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        draft.unlink(missing_ok=True)

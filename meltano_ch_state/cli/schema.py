@@ -62,7 +62,8 @@ def upgrade(uri: str | None, as_json: bool, revision: str) -> None:
     """Create or upgrade the tables. Up to REVISION, which is head unless given."""
     with opened(uri) as target, _alembic_errors():
         before = _revision(target)
-        migrate.upgrade(target.engine, target.settings.names, revision, target.settings.topology)
+        target.schema.upgrade(revision)
+        target.schema.keep_history()
         after = _revision(target)
     schema = target.settings.schema
     if as_json:
@@ -83,7 +84,8 @@ def sql(uri: str | None, as_json: bool, revision: str) -> None:
     written = io.StringIO()
     with one_line_errors(), _alembic_errors():
         target = target_of(_names_at_least(uri))
-        config = migrate.alembic_config(target.engine, target.settings.names, target.settings.topology)
+        settings = target.settings
+        config = migrate.alembic_config(target.engine, settings.names, settings.topology, settings.history_days)
         config.output_buffer = written
         command.upgrade(config, revision, sql=True)
     if as_json:

@@ -64,6 +64,12 @@ class Age(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
     is_flag=True,
     help=f"Merge the lock table now, which drops the rows over {LOCK_ROWS_KEPT_DAYS} days old. Needs OPTIMIZE.",
 )
+@click.option(
+    "--history-older-than",
+    type=Age(),
+    help="Delete the old versions of states that were written so long ago; they cannot be restored then. Needs ALTER"
+    " DELETE.",
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 @yes_option
 def prune(  # noqa: PLR0917 - one parameter an option
@@ -72,17 +78,19 @@ def prune(  # noqa: PLR0917 - one parameter an option
     older_than: float | None,
     tombstones: bool,
     locks: bool,
+    history_older_than: float | None,
     dry_run: bool,
     yes: bool,
 ) -> None:
     """Take away what nobody needs any more. Each kind is chosen by its option. States that are locked stay."""
-    if older_than is None and not tombstones and not locks:
-        raise click.UsageError("Choose what to prune: --older-than, --tombstones, --locks.")
+    if older_than is None and not tombstones and not locks and history_older_than is None:
+        raise click.UsageError("Choose what to prune: --older-than, --tombstones, --locks, --history-older-than.")
     with opened(uri) as target:
-        found = _found(target, older_than, tombstones, locks)
+        cutoff = None if history_older_than is None else target.locks.now() - int(history_older_than * 1e6)
+        found = _found(target, older_than, tombstones, locks, cutoff)
         if not dry_run and any(found.values()):
             confirm(f"Prune {_summary(found)}?", yes)
-            found = _pruned(target, found, older_than)
+            found = _pruned(target, found, older_than, cutoff)
     if as_json:
         print_json({"dry_run": dry_run, **found})
     else:
@@ -93,30 +101,36 @@ def _pruner(target: Target) -> Pruner:
     return Pruner(target.states, target.locks, target.maintenance)
 
 
-def _found(target: Target, older_than: float | None, tombstones: bool, locks: bool) -> dict[str, Any]:
+def _found(
+    target: Target, older_than: float | None, tombstones: bool, locks: bool, cutoff: int | None
+) -> dict[str, Any]:
     pruner = _pruner(target)
     there = target.schema.readable()
     return {
         "states": pruner.old_states(older_than) if there and older_than is not None else [],
         "tombstones": pruner.old_tombstones() if there and tombstones else [],
         "lock_rows": target.maintenance.expired_lock_rows() if there and locks else 0,
+        "versions": target.history.count_older(cutoff) if cutoff and target.schema.has_history() else 0,
     }
 
 
-def _pruned(target: Target, found: dict[str, Any], older_than: float | None) -> dict[str, Any]:
+def _pruned(target: Target, found: dict[str, Any], older_than: float | None, cutoff: int | None) -> dict[str, Any]:
     pruner = _pruner(target)
     cleared = pruner.clear(found["states"], older_than or 0)
     erased = pruner.erase(found["tombstones"])
     if found["lock_rows"]:
         target.maintenance.merge_locks()
+    if found["versions"]:
+        target.history.erase_older(cutoff or 0)
     left = target.maintenance.expired_lock_rows() if found["lock_rows"] else 0
-    return {"states": cleared, "tombstones": erased, "lock_rows": max(0, found["lock_rows"] - left)}
+    gone = max(0, found["lock_rows"] - left)
+    return {"states": cleared, "tombstones": erased, "lock_rows": gone, "versions": found["versions"]}
 
 
 def _summary(found: dict[str, Any]) -> str:
     return (
         f"{len(found['states'])} states, {len(found['tombstones'])} tombstones of states,"
-        f" {found['lock_rows']} rows of the lock table"
+        f" {found['lock_rows']} rows of the lock table, {found['versions']} old versions"
     )
 
 

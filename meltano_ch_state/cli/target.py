@@ -14,7 +14,9 @@ from meltano_ch_state.connection import engine_for
 from meltano_ch_state.errors import StateBackendError
 from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.migrate import Schema
+from meltano_ch_state.modes import locker_for
 from meltano_ch_state.project import find_settings
+from meltano_ch_state.repositories.history import HistoryRepository
 from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.repositories.maintenance import MaintenanceRepository
 from meltano_ch_state.repositories.states import StateRepository
@@ -33,7 +35,7 @@ class Target:
     def schema(self) -> Schema:
         """The schema's revision, against the one that this package needs."""
         settings = self.settings
-        return Schema(self.engine, settings.names, settings.auto_upgrade, settings.topology)
+        return Schema(self.engine, settings.names, settings.auto_upgrade, settings.topology, settings.history_days)
 
     @property
     def locks(self) -> LockRepository:
@@ -47,6 +49,11 @@ class Target:
         return StateRepository(self.engine, self.settings.schema, self.settings.table)
 
     @property
+    def history(self) -> HistoryRepository:
+        """The old versions of states."""
+        return HistoryRepository(self.engine, self.settings.names)
+
+    @property
     def maintenance(self) -> MaintenanceRepository:
         """Both tables, for their upkeep."""
         return MaintenanceRepository(self.engine, self.settings.names)
@@ -54,7 +61,8 @@ class Target:
     @property
     def store(self) -> StateStore:
         """States under locks."""
-        return StateStore(self.states, self.locks.locker, self.schema)
+        locker = locker_for(self.settings, self.engine, self.schema.make_keeper_table)
+        return StateStore(self.states, locker, self.schema)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Any, TextIO
 
 import click
 
-from meltano_ch_state.cli.output import confirm, counted, print_json, print_table, progress
+from meltano_ch_state.cli.output import confirm, counted, print_json, print_table, progress, whole_file
 from meltano_ch_state.cli.source import Imported, read, without_secrets
 from meltano_ch_state.cli.target import Target, backend_options, opened, yes_option
 from meltano_ch_state.errors import InvalidStateError, SchemaMissingError
@@ -84,7 +83,7 @@ def export(uri: str | None, as_json: bool, file: Path | None) -> None:
             raise SchemaMissingError(
                 f"There is nothing to export: no tables in schema {target.settings.schema}", f"Run: {UPGRADE_COMMAND}"
             )
-        with _whole_file(file) if file and to_file else _standard_output() as stream:
+        with whole_file(file) if file and to_file else _standard_output() as stream:
             count = _write(target.states.stream(), stream)
     if to_file and as_json:
         print_json({"file": str(file), "states": count})
@@ -115,22 +114,3 @@ def _part(row: StateRow, text: str | None) -> Any:
 @contextmanager
 def _standard_output() -> Iterator[TextIO]:
     yield sys.stdout
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[TextIO]:
-    """A file that takes its place only when it is complete; a device or a pipe is written as it is, never replaced."""
-    place = path.resolve()
-    draft = place.with_name(f".{place.name}.{os.getpid()}.part")
-    try:
-        if place.exists() and not place.is_file():
-            with place.open("w", encoding="utf-8") as stream:
-                yield stream
-            return
-        with draft.open("x", encoding="utf-8") as stream:
-            yield stream
-        draft.replace(place)
-    except OSError as error:
-        raise click.ClickException(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        draft.unlink(missing_ok=True)

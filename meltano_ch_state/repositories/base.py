@@ -120,13 +120,13 @@ class TableRepository(Repository):
         """
         return self.select(statement, parameters, {**self.consistency.reads, **(settings or {})})
 
-    def write(self, rows: Iterable[Mapping[str, object]]) -> None:
+    def write(self, rows: Iterable[Mapping[str, object]], settings: Mapping[str, object] | None = None) -> None:
         """Insert rows that every later point read sees.
 
         Raises:
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
-        self.insert(self._table, rows, self.consistency.writes)
+        self.insert(self._table, rows, {**self.consistency.writes, **(settings or {})})
 
 
 _consistencies: WeakKeyDictionary[Engine, dict[Names, Consistency]] = WeakKeyDictionary()

@@ -58,6 +58,8 @@ _CONFLICTS = re.compile(r"Node exists(?!, path /clickhouse/sessions)|Bad version
 first statement for Keeper, was slower than another server to note its session: to try again helps."""
 _LOGIN_CODES = {192, 193, 194, 516}  # UNKNOWN_USER, WRONG_PASSWORD, REQUIRED_PASSWORD, AUTHENTICATION_FAILED
 _GRANT = re.compile(r"necessary to have the grant (.+?)\.(?:\s|$)")
+_MISSING = re.compile(r"Missing permissions: (.+?)\)\.")
+"""Of several privileges that a statement needs, the server may tell which are missing."""
 UPGRADE_COMMAND = "meltano-ch-state upgrade"
 KEEPER_COMMAND = "python -m meltano_ch_state.migrate -x lock_mode=keeper upgrade head"
 _SERVER_NOISE = re.compile(
@@ -166,8 +168,8 @@ _REMEDIES = {
 
 
 def _denied(error: Exception, address: str) -> PermissionDeniedError:
-    grant = _GRANT.search(str(_orig(error)))
-    remedy = f"Have an administrator run: GRANT {grant[1]} TO the user" if grant else "Use a user who may write"
+    found = _MISSING.search(str(_orig(error))) or _GRANT.search(str(_orig(error)))
+    remedy = f"Have an administrator run: GRANT {found[1]} TO the user" if found else "Use a user who may write"
     return PermissionDeniedError(f"ClickHouse at {address} denied access: {_said(error)}", remedy)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sqlalchemy import Connection, Engine, TextClause, text
 
 from meltano_ch_state.consistency import PLAIN_ENGINE
@@ -55,6 +57,23 @@ class SchemaRepository(Repository):
             ServerError: In one of its kinds, when the server does not answer or refuses.
         """
         self.execute(keeper_ddl(self._names, topology), {})
+
+    def history_days(self) -> int | None:
+        """For how many days the history keeps a version; None where there is none, or the user may not know."""
+        found = self.select(_ENGINE_FULL, {"schema": self._names.schema, "table": self._names.history_table})
+        days = _TTL_DAYS.search(str(found[0][0])) if found else None
+        return int(days[1]) if days else None
+
+    def keep_history(self, days: int, topology: Topology) -> None:
+        """Have the history keep a version for so many days.
+
+        Raises:
+            PermissionDeniedError: If the user has no ALTER TTL.
+            ServerError: In another of its kinds, when the server does not answer or refuses.
+        """
+        table = f"`{self._names.schema}`.`{self._names.history_table}`{on_cluster(topology)}"
+        ttl = f"toDateTime(written_at) + toIntervalDay({days})"
+        self.execute(text(f"ALTER TABLE {table} MODIFY TTL {ttl}"), {})
 
     def clusters(self) -> list[str]:
         """The clusters in which the server has neighbours, sorted; none where the user may not know."""
@@ -123,8 +142,8 @@ def replica_of(names: Names, table: str) -> tuple[str, str]:
 
 def foreign_tables(connection: Connection, names: Names) -> list[str]:
     """The names of tables of ours that stand there with other columns: another program made them."""
-    found = connection.execute(_FOREIGN, {"schema": names.schema, "state": names.table, "lock": names.lock_table})
-    return [str(row[0]) for row in found]
+    tables = {"state": names.table, "lock": names.lock_table, "history": names.history_table}
+    return [str(row[0]) for row in connection.execute(_FOREIGN, {"schema": names.schema, **tables})]
 
 
 # One statement, and as text: it is the first of every process, which would compile it for this one use.
@@ -138,8 +157,11 @@ CLUSTERS = text(
     "SELECT cluster FROM system.clusters GROUP BY cluster HAVING max(is_local) AND countIf(NOT is_local"
     " AND NOT startsWith(host_address, '127.') AND host_address != '::1') > 0 ORDER BY cluster"
 )
-# No revision drops these two columns, and no other known state backend has them.
+# No revision drops these columns, and no other known state backend has them.
 _FOREIGN = text(
-    "SELECT table FROM system.columns WHERE database = :schema AND table IN (:state, :lock) GROUP BY table"
-    " HAVING countIf(name = if(table = :state, 'is_deleted', 'token')) = 0 ORDER BY table"
+    "SELECT table FROM system.columns WHERE database = :schema AND table IN (:state, :lock, :history) GROUP BY table"
+    " HAVING countIf(name = multiIf(table = :state, 'is_deleted', table = :lock, 'token', 'written_at')) = 0"
+    " ORDER BY table"
 )
+_ENGINE_FULL = text("SELECT engine_full FROM system.tables WHERE database = :schema AND name = :table")
+_TTL_DAYS = re.compile(r"toIntervalDay\((\d+)\)")

@@ -36,7 +36,7 @@ class ServerRepository(Repository):
         """Bind an engine; nothing is sent yet."""
         super().__init__(engine)
         self._names = names
-        self._tables = {"schema": names.schema, "tables": [names.table, names.lock_table]}
+        self._tables = {"schema": names.schema, "tables": [names.table, names.lock_table, names.history_table]}
 
     def version(self) -> str:
         """The server's version, such as 26.7.2.1."""
@@ -74,6 +74,18 @@ class ServerRepository(Repository):
         newest = self.select(text(f"SELECT max(newest) FROM ({' UNION ALL '.join(greatest)})"))  # noqa: S608
         return max(0, int(newest[0][0] or 0))
 
+    def unkept(self) -> tuple[str, int] | None:
+        """A version of the last day that the history has not: its state ID, and its microseconds since 1970."""
+        state, history = (f"`{self._names.schema}`.`{name}`" for name in (self._names.table, self._names.history_table))
+        statement = (
+            f"SELECT state_id, toUnixTimestamp64Micro(updated_at) FROM {state} WHERE {_LATELY}"  # noqa: S608
+            " AND updated_at < now64(6) - toIntervalMinute(1)"  # what is just being written need not be in both
+            f" AND (state_id, updated_at) NOT IN (SELECT state_id, updated_at FROM {history} WHERE {_LATELY})"
+            " ORDER BY updated_at DESC LIMIT 1"
+        )
+        found = self.select(text(statement))
+        return (str(found[0][0]), int(found[0][1])) if found else None
+
     def unfinished_mutations(self) -> list[Mutation]:
         """The mutations on the tables that are not done, the oldest first."""
         return [Mutation(*row) for row in self.select(_MUTATIONS, self._tables)]
@@ -83,6 +95,7 @@ class ServerRepository(Repository):
         return {row[0]: int(row[1]) for row in self.select(_PARTS, self._tables)}
 
 
+_LATELY = "updated_at > now64(6) - toIntervalDay(1)"
 _TABLES: BindParameter[Any] = bindparam("tables", expanding=True)
 _ENGINES = text("SELECT name, engine FROM system.tables WHERE database = :schema AND name IN :tables").bindparams(
     _TABLES

@@ -20,6 +20,8 @@ PAGE_GROWTH = 10
 """A page has at most so many times the rows of the one before: what comes next may be heavier."""
 PAGE_BYTES = 16_000_000
 """A stream holds about this many bytes of states at a time."""
+_WHATEVER_BECOMES_OF_THE_HISTORY = {"materialized_views_ignore_errors": 1}
+"""A history that cannot be written keeps no state from being written; `doctor` tells of it."""
 
 
 class StateRepository(TableRepository):
@@ -68,12 +70,13 @@ class StateRepository(TableRepository):
             yield from (row for row in page if matches(row.state_id))
             if len(page) < limit:
                 return
-            limit = _next_limit(page)
+            limit = next_limit(page)
             page = self._page(statement.where(column > page[-1].state_id), limit)
 
     def insert_versions(self, rows: Iterable[StateRow]) -> None:
         """Insert versions, all in one statement."""
-        self.write([asdict(row) | {"is_deleted": int(row.is_deleted)} for row in rows])
+        versions = [asdict(row) | {"is_deleted": int(row.is_deleted)} for row in rows]
+        self.write(versions, _WHATEVER_BECOMES_OF_THE_HISTORY)
 
     def _page(self, statement: Any, limit: int) -> list[StateRow]:
         return [_row(row) for row in self.select(statement.limit(limit))]
@@ -88,6 +91,7 @@ def _row(row: Row[Any]) -> StateRow:
     return StateRow(row[0], row[1], row[2], row[3])
 
 
-def _next_limit(page: Collection[StateRow]) -> int:
+def next_limit(page: Collection[StateRow]) -> int:
+    """How many rows the next page may have, after what this one weighs."""
     weight = sum(len(row.partial_state or "") + len(row.completed_state or "") + 1 for row in page)
     return max(1, min(PAGE_BYTES * len(page) // weight, PAGE_GROWTH * len(page)))

@@ -1,9 +1,13 @@
 """`meltano run`: what it loads, and what it remembers."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.acceptance.project import STATE_ID, Project, succeeded
+from tests.support.cli import COMMAND
+
+RUN_ID = "2f1d3a4e-1111-4222-8333-444455556666"
 
 
 def bookmark(order: int) -> dict[str, object]:
@@ -51,3 +55,21 @@ def test_two_first_runs_at_once_both_keep_their_bookmarks(project: Project, tmp_
         succeeded(run.result())
     states = project.states()
     assert states == {f"{STATE_ID}:{suffix}": {"completed": bookmark(9), "partial": {}} for suffix in suffixes}
+
+
+def test_a_bad_state_set_is_undone_and_the_history_names_the_run(project: Project) -> None:
+    project.sell(1, 2, 3)
+    succeeded(project.pipeline("--run-id", RUN_ID))
+    project.output("state", "set", "--force", STATE_ID, json.dumps({"singer_state": {}}))
+    assert project.states() == {STATE_ID: {"completed": {"singer_state": {}}, "partial": {}}}
+
+    bad, *good = json.loads(succeeded(project.run(*COMMAND, "history", STATE_ID, "--json")).stdout)
+    assert bad["run_id"] == ""
+    assert {version["run_id"] for version in good} == {RUN_ID}
+    assert bad["changes"][0]["stream"] == "orders"
+    succeeded(project.run(*COMMAND, "restore", STATE_ID, "--version", str(good[0]["version"]), "--yes"))
+
+    assert project.states() == {STATE_ID: {"completed": bookmark(3), "partial": {}}}
+    project.sell(1, 2, 3, 4)
+    succeeded(project.pipeline())
+    assert project.loaded() == [1, 2, 3, 4]

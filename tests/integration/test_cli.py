@@ -16,6 +16,7 @@ from meltano.core.state_store.base import MeltanoState
 
 from meltano_ch_state.cli import main
 from meltano_ch_state.errors import StateLockedError, StateLockLostError
+from meltano_ch_state.migrate import HEAD
 from tests.migrations.helpers import bare_environment
 from tests.support.cli import COMMAND, Backend, failed
 
@@ -151,7 +152,7 @@ def test_the_meltano_project_in_the_folder_names_the_backend(tmp_path: Path) -> 
     done = subprocess.run(
         [*COMMAND, "upgrade", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
-    assert (done.returncode, json.loads(done.stdout)["after"]) == (0, "0001"), done.stderr
+    assert (done.returncode, json.loads(done.stdout)["after"]) == (0, HEAD), done.stderr
     assert (tmp_path / "of-the-project").is_dir()
 
 

@@ -4,6 +4,7 @@ writes them anew.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -42,6 +43,23 @@ class World:
         holder = Identity("meltano@worker-1:4711", "", "update", "0.1.0")
         row = LockRow("prod:tap-shop-to-target-warehouse", LOCK_ID, False, False, None, None, 300.0, 1, holder)
         self._backend.target.locks.insert_rows([row])
+
+    def before_history(self) -> None:
+        def version(day: int, writer: str, operation: str, **bookmarks: object) -> StateRow:
+            contents = json.dumps({"singer_state": {"bookmarks": bookmarks}})
+            at = 1_750_000_000_000_000 + day * DAY_MICROSECONDS
+            state_id = "prod:tap-crm-to-target-warehouse"
+            return StateRow(state_id, None, contents, at, False, writer, operation, "")
+
+        people, deals = {"updated_at": "2025-06-14T22:10:00+00:00"}, {"id": 1200}
+        rows = [
+            version(0, "airflow@worker-1:4711", "update", people=people, deals=deals),
+            version(
+                1, "airflow@worker-2:4712", "update", people={"updated_at": "2025-06-15T22:10:00+00:00"}, deals=deals
+            ),
+            version(2, "ann@laptop:99", "set", people={"updated_at": "2025-06-16T22:10:00+00:00"}),
+        ]
+        self._backend.target.states.insert_versions(rows)
 
     def before_prune(self) -> None:
         now = time.time_ns() // 1_000

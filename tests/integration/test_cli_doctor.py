@@ -15,7 +15,7 @@ from meltano_ch_state.cli.checks import DOCTORS_STATE_ID, Checks
 from meltano_ch_state.cli.target import target_of
 from meltano_ch_state.errors import ServerError
 from meltano_ch_state.process import identify
-from meltano_ch_state.protocol import LockRow
+from meltano_ch_state.protocol import LockRow, StateRow
 from meltano_ch_state.repositories.server import ServerRepository
 from meltano_ch_state.settings import resolve
 from tests.rig.endpoint import Endpoint
@@ -29,6 +29,7 @@ ALL = [
     "rights",
     "migrating",
     "schema",
+    "history",
     "consistency",
     "nodes",
     "clock",
@@ -103,6 +104,23 @@ def test_for_people_it_prints_a_table_and_the_remedies(fresh: Backend) -> None:
 def test_missing_tables_that_no_run_will_make_are_a_failure(on_server: Backend) -> None:
     backend = Backend(f"{on_server.uri}&auto_upgrade=false")
     assert statuses(diagnosis(backend, code=1), "fail") == ["schema"]
+
+
+@pytest.mark.parametrize("missing", ["state_history", "state_history_view"])
+def test_versions_that_are_not_kept_are_a_warning(on_tables: Backend, missing: str) -> None:
+    assert diagnosis(on_tables)["history"]["message"] == "All versions of the last day are kept, for 90 days"
+    on_tables.sql(f"DROP TABLE `{on_tables.target.settings.schema}`.{missing} SYNC")
+    on_tables.target.states.insert_versions([StateRow("a", None, "{}", time.time_ns() // 1_000 - 120_000_000)])
+
+    lines = diagnosis(on_tables)
+
+    assert statuses(lines, "warn", "fail") == ["history"]
+    assert missing in lines["history"]["message"] or "such as that of state 'a'" in lines["history"]["message"]
+
+
+def test_tables_of_before_have_no_history_yet(on_server: Backend) -> None:
+    on_server.output("upgrade", "0001")
+    assert statuses(diagnosis(on_server), "warn", "fail") == ["schema"]
 
 
 def test_a_schema_that_is_too_new_is_a_failure(on_tables: Backend) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from meltano_ch_state.migrate import HEAD
 from tests.support.cli import Backend, failed
 
 
 def test_upgrade_makes_the_tables_once(fresh: Backend) -> None:
     schema = fresh.target.settings.schema
-    assert fresh.json("current") == {"schema": schema, "revision": None, "head": "0001", "status": "missing"}
-    assert fresh.json("upgrade") == {"schema": schema, "before": None, "after": "0001"}
-    assert fresh.json("upgrade", "0001") == {"schema": schema, "before": "0001", "after": "0001"}
-    assert fresh.output("current") == "0001 (current; this package needs 0001)\n"
-    assert fresh.output("upgrade") == f"Schema {schema} is at revision 0001 already.\n"
+    assert fresh.json("current") == {"schema": schema, "revision": None, "head": HEAD, "status": "missing"}
+    assert fresh.json("upgrade") == {"schema": schema, "before": None, "after": HEAD}
+    assert fresh.json("upgrade", "0001") == {"schema": schema, "before": HEAD, "after": HEAD}
+    assert fresh.output("current") == f"{HEAD} (current; this package needs {HEAD})\n"
+    assert fresh.output("upgrade") == f"Schema {schema} is at revision {HEAD} already.\n"
 
 
 def test_the_statements_of_sql_make_the_tables(on_server: Backend) -> None:

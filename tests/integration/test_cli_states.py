@@ -59,7 +59,7 @@ def test_old_states_are_cleared_and_no_others(backend: Backend) -> None:
     write(backend, "old", 91)
     write(backend, "young", 89)
     would = backend.json("prune", "--older-than", "90d", "--dry-run")
-    assert would == {"dry_run": True, "states": ["old"], "tombstones": [], "lock_rows": 0}
+    assert would == {"dry_run": True, "states": ["old"], "tombstones": [], "lock_rows": 0, "versions": 0}
     assert [state["state_id"] for state in backend.json("states")] == ["old", "young"]
     assert backend.json("prune", "--older-than", "90d", "--yes") == would | {"dry_run": False}
     assert [state["state_id"] for state in backend.json("states")] == ["young"]
@@ -90,7 +90,7 @@ def test_old_tombstones_go_with_all_that_they_hide(backend: Backend) -> None:
     write(backend, "cleared lately", 29, cleared=True)
     write(backend, "there", 40)
     pruned = backend.json("prune", "--tombstones", "--yes")
-    assert pruned == {"dry_run": False, "states": [], "tombstones": ["cleared long ago"], "lock_rows": 0}
+    assert pruned == {"dry_run": False, "states": [], "tombstones": ["cleared long ago"], "lock_rows": 0, "versions": 0}
     assert set(rows(backend)) == {"cleared lately", "there"}
     assert [state["state_id"] for state in backend.json("states")] == ["there"]
 
@@ -153,7 +153,7 @@ def test_an_age_that_is_none_is_wrong_usage(on_server: Backend, age: str) -> Non
 def test_prune_does_nothing_unless_it_is_told_what(on_server: Backend) -> None:
     result = on_server.run("prune", "--yes")
     assert result.exit_code == 2
-    assert "Choose what to prune: --older-than, --tombstones, --locks." in result.stderr
+    assert "Choose what to prune: --older-than, --tombstones, --locks, --history-older-than." in result.stderr
 
 
 def test_many_states_are_pruned_part_by_part(on_tables: Backend) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 
 import pytest
+from click import ClickException
 from click.testing import CliRunner
 from meltano.core.state_store.base import MeltanoState
 
@@ -78,8 +79,20 @@ def run(server: ClickHouseServer, user: str, lock_mode: str = "insert") -> None:
     manager.close()
 
 
+def undo(server: ClickHouseServer, user: str) -> None:
+    """Look at the versions of a state, and bring one back."""
+    admin = Manager(server.url())
+    admin.set(MeltanoState("a", {}, {"value": 9}))
+    admin.close()
+    first = json.loads(command(server, user, "history", "a", "--json"))[-1]["version"]
+    assert "value" in command(server, user, "diff", "a")
+    assert "Restored" in command(server, user, "restore", "a", "--version", str(first), "--yes")
+
+
 def command(server: ClickHouseServer, user: str, *arguments: str) -> str:
-    result = CliRunner().invoke(main, [*arguments, "--uri", server.url(user)])
+    result = CliRunner().invoke(main, [*arguments, "--uri", server.url(user)], standalone_mode=False)
+    if isinstance(result.exception, ClickException) and result.exception.__cause__:
+        raise result.exception.__cause__
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -103,12 +116,15 @@ def prune(server: ClickHouseServer, user: str) -> None:
     assert pruner.clear(pruner.old_states(86_400), 86_400) == ["old"]
     assert pruner.erase(pruner.old_tombstones()) == ["cleared"]
     target.maintenance.merge_locks()
+    cutoff = target.locks.now()
+    assert target.history.count_older(cutoff)
+    target.history.erase_older(cutoff)
     for each in (admin, target):
         each.engine.dispose()
 
 
 TASKS: dict[str, Callable[[ClickHouseServer, str], None]] = dict(
-    zip(DOCUMENTED_USERS, (migrate, go_back, run, read, prune, run_keeper, migrate_keeper), strict=True)
+    zip(DOCUMENTED_USERS, (migrate, go_back, run, undo, read, prune, run_keeper, migrate_keeper), strict=True)
 )
 
 
@@ -125,7 +141,7 @@ def test_the_page_has_grants_for_every_purpose() -> None:
 
 def test_its_grants_are_enough_to_migrate(own: ClickHouseServer) -> None:
     migrate(own, "meltano_migrate")
-    assert own.execute("SELECT count() FROM system.tables WHERE database = 'meltano'") == "3"
+    assert own.execute("SELECT count() FROM system.tables WHERE database = 'meltano'") == "5"
 
 
 def test_its_grants_are_enough_to_go_back(migrated: ClickHouseServer) -> None:
@@ -137,9 +153,14 @@ def test_its_grants_are_enough_to_run(migrated: ClickHouseServer) -> None:
     run(migrated, "meltano_run")
 
 
+def test_its_grants_are_enough_to_undo(migrated: ClickHouseServer) -> None:
+    undo(migrated, "meltano_restore")
+    assert Manager(migrated.url()).get("a") == STATE
+
+
 def test_its_grants_are_enough_to_lock_in_keeper(own: ClickHouseServer) -> None:
     migrate_keeper(own, "meltano_migrate_keeper")
-    assert own.execute("SELECT count() FROM system.tables WHERE database = 'meltano'") == "4"
+    assert own.execute("SELECT count() FROM system.tables WHERE database = 'meltano'") == "6"
     Manager(own.url(), lock_mode="keeper").set(STATE)
     run_keeper(own, "meltano_keeper")
 
@@ -156,7 +177,9 @@ def test_its_grants_are_enough_to_prune(migrated: ClickHouseServer) -> None:
 def test_without_one_grant_the_error_names_it(own: ClickHouseServer, user: User) -> None:
     task, missing = lacking(user)
     if "migrate" not in task:
-        Manager(own.url(), lock_mode="insert" if task in {"meltano_run", "meltano_read"} else "keeper").set(STATE)
+        Manager(
+            own.url(), lock_mode="insert" if task in {"meltano_run", "meltano_read", "meltano_restore"} else "keeper"
+        ).set(STATE)
 
     with pytest.raises(StateBackendError) as caught:
         TASKS[task](own, user.name)
@@ -172,3 +195,20 @@ def test_without_one_grant_the_error_names_it(own: ClickHouseServer, user: User)
 def test_a_user_who_may_only_read_is_told_so_when_it_writes(migrated: ClickHouseServer) -> None:
     with pytest.raises(PermissionDeniedError):
         Manager(migrated.url("meltano_read")).set(STATE)
+
+
+def test_a_view_whose_definer_may_not_write_the_history_keeps_no_state_from_being_written(
+    migrated: ClickHouseServer,
+) -> None:
+    view = "meltano.state_history_view"
+    definition = migrated.execute(f"SHOW CREATE TABLE {view} FORMAT TSVRaw")
+    migrated.execute(f"DROP VIEW {view} SYNC")
+    migrated.execute(definition.replace("\nAS ", "\nDEFINER = meltano_run SQL SECURITY DEFINER\nAS ", 1))
+    before = migrated.execute("SELECT count() FROM meltano.state_history")
+
+    manager = Manager(migrated.url("meltano_run"))
+    manager.set(MeltanoState("b", {}, {"value": 2}))
+
+    assert manager.get("b") == MeltanoState("b", {}, {"value": 2})
+    assert migrated.execute("SELECT count() FROM meltano.state_history") == before
+    manager.close()

@@ -71,7 +71,14 @@ def test_every_state_and_every_held_lock_is_kept(server: Endpoint, engine: Engin
     upgrade(engine, theirs)
     assert_adopted(server, engine, theirs)
     kept = server.execute(f"SELECT name FROM system.tables WHERE database = '{theirs.schema}' ORDER BY name").split()
-    assert kept == ["state", "state_alembic", "state_lock", "state_lock_old"]
+    assert kept == [
+        "state",
+        "state_alembic",
+        "state_history",
+        "state_history_view",
+        "state_lock",
+        "state_lock_old",
+    ]
 
 
 def test_a_lock_that_its_old_holder_releases_is_free(server: Endpoint, engine: Engine, theirs: Names) -> None:

@@ -54,10 +54,10 @@ def test_the_statements_that_drop_the_tables_of_a_cluster_are_the_expected_ones(
     assert answer.stdout == (EXPECTED / "cluster_downgrade.sql").read_text()
 
 
-def test_every_create_and_drop_goes_to_all_servers_of_the_cluster_and_every_table_is_replicated() -> None:
+def test_every_create_alter_and_drop_goes_to_all_servers_of_the_cluster_and_every_table_is_replicated() -> None:
     for name in ("cluster", "cluster_macro", "cluster_downgrade"):
         script = (EXPECTED / f"{name}.sql").read_text()
-        statements = [line for line in script.splitlines() if line.startswith(("CREATE", "DROP"))]
+        statements = [line for line in script.splitlines() if line.startswith(("CREATE", "DROP", "ALTER"))]
         assert statements
         assert all(" ON CLUSTER " in statement for statement in statements)
         assert " ReplacingMergeTree" not in script
@@ -68,7 +68,8 @@ def test_a_server_takes_the_replicated_tables_and_gives_them_their_place_in_keep
 ) -> None:
     script = alembic("-x", "replicated=true", "-x", f"schema={schema}", "upgrade", "head", "--sql").stdout
     for statement in script.split(";\n"):
-        if "CREATE" in statement:  # this server takes no inserts: see tests/support/replicated.py
+        # this server takes no inserts: see tests/support/replicated.py
+        if "CREATE" in statement and "VIEW" not in statement:
             server.execute(statement)
 
     found = server.execute(
@@ -76,7 +77,7 @@ def test_a_server_takes_the_replicated_tables_and_gives_them_their_place_in_keep
     )
     assert found.splitlines() == [
         f"{table}\t/clickhouse/tables/meltano_ch_state/{schema}/{table}\ts1-r1"
-        for table in ("state", "state_alembic", "state_lock")
+        for table in ("state", "state_alembic", "state_history", "state_lock")
     ]
 
 
@@ -89,9 +90,8 @@ def test_on_clickhouse_cloud_neither_cluster_nor_replicated_engines_are_used(
     upgrade(cloud, names, topology=topology)
 
     assert SchemaRepository(cloud, names).revision() == HEAD
-    assert server.execute(f"SELECT DISTINCT engine FROM system.tables WHERE database = '{names.schema}'") == (
-        "ReplacingMergeTree"
-    )
+    engines = f"SELECT DISTINCT engine FROM system.tables WHERE database = '{names.schema}' ORDER BY engine"
+    assert server.execute(engines).split() == ["MaterializedView", "ReplacingMergeTree"]
     downgrade(cloud, names, topology=topology)
     assert tables(server, names.schema) == ["state_alembic"]
 
@@ -150,7 +150,13 @@ def test_whoever_says_that_one_server_of_a_cluster_is_meant_is_believed(
     manager = ClickhouseStateStoreManager(clustered_server.url(), schema=names.schema, replicated=False)
     manager.clear("a")
 
-    assert tables(clustered_server, names.schema) == ["state", "state_alembic", "state_lock"]
+    assert tables(clustered_server, names.schema) == [
+        "state",
+        "state_alembic",
+        "state_history",
+        "state_history_view",
+        "state_lock",
+    ]
 
 
 def test_a_user_who_may_not_see_the_clusters_is_not_stopped(clustered_server: ClickHouseServer, names: Names) -> None:

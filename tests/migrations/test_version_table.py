@@ -16,9 +16,9 @@ from meltano_ch_state.repositories.schema import SchemaRepository
 from meltano_ch_state.settings import Names
 from tests.rig.endpoint import Endpoint
 
-SECOND = '''"""A revision of the test."""
-revision = "0002"
-down_revision = "0001"
+NEXT = '''"""A revision of the test."""
+revision = "0003"
+down_revision = "0002"
 def upgrade(): pass
 def downgrade(): pass
 '''
@@ -41,11 +41,11 @@ def without_merges(server: Endpoint, engine: Engine, names: Names) -> Iterator[N
 
 
 @pytest.fixture
-def two_revisions(own_scripts: Config, monkeypatch: pytest.MonkeyPatch, without_merges: None) -> Config:
+def a_further_revision(own_scripts: Config, monkeypatch: pytest.MonkeyPatch, without_merges: None) -> Config:
     """The migrations and one more, known to the package."""
     folder = Path(own_scripts.get_main_option("script_location", ""))
-    (folder / "versions" / "0002_second.py").write_text(SECOND)
-    monkeypatch.setattr(migrate, "HEAD", "0002")
+    (folder / "versions" / "0003_next.py").write_text(NEXT)
+    monkeypatch.setattr(migrate, "HEAD", "0003")
     return own_scripts
 
 
@@ -53,37 +53,39 @@ def two_revisions(own_scripts: Config, monkeypatch: pytest.MonkeyPatch, without_
 def test_a_late_insert_of_an_older_revision_brings_no_old_head_back(
     server: Endpoint, engine: Engine, names: Names
 ) -> None:
-    for revision in ("0002", "0001"):
+    for revision in ("0003", "0002"):
         server.execute(f"INSERT INTO {names.schema}.state_alembic SELECT 1, '{revision}', {revision}, now64(6)")
 
-    assert heads(engine, names) == ("0002",)
-    assert SchemaRepository(engine, names).revision() == "0002"
+    assert heads(engine, names) == ("0003",)
+    assert SchemaRepository(engine, names).revision() == "0003"
 
 
 def test_many_ways_up_and_down_always_show_one_head(
-    two_revisions: Config, engine: Engine, names: Names, statements: list[str]
+    a_further_revision: Config, engine: Engine, names: Names, statements: list[str]
 ) -> None:
     for _ in range(5):
-        command.upgrade(two_revisions, "head")
+        command.upgrade(a_further_revision, "head")
+        assert heads(engine, names) == ("0003",)
+        command.downgrade(a_further_revision, "0002")
         assert heads(engine, names) == ("0002",)
-        command.downgrade(two_revisions, "0001")
-        assert heads(engine, names) == ("0001",)
-        command.downgrade(two_revisions, "base")
+        command.downgrade(a_further_revision, "base")
         assert heads(engine, names) == ()
 
-    assert not [statement for statement in statements if statement.startswith(("ALTER", "DELETE", "UPDATE"))]
+    ours = [statement for statement in statements if names.version_table in statement]
+    assert ours
+    assert not [statement for statement in ours if statement.startswith(("ALTER", "DELETE", "UPDATE"))]
 
 
-def test_an_upgrade_step_empties_nothing(two_revisions: Config, statements: list[str]) -> None:
-    command.upgrade(two_revisions, "0002")
+def test_an_upgrade_step_empties_nothing(a_further_revision: Config, statements: list[str]) -> None:
+    command.upgrade(a_further_revision, "0003")
 
     assert not [statement for statement in statements if statement.startswith("TRUNCATE")]
 
 
 @pytest.mark.parametrize("purge", [False, True])
-def test_stamps_move_the_head_both_ways(two_revisions: Config, engine: Engine, names: Names, purge: bool) -> None:
-    for revision, expected in (("0002", ("0002",)), ("0001", ("0001",)), ("base", ())):
-        command.stamp(two_revisions, revision, purge=purge)
+def test_stamps_move_the_head_both_ways(a_further_revision: Config, engine: Engine, names: Names, purge: bool) -> None:
+    for revision, expected in (("0003", ("0003",)), ("0002", ("0002",)), ("base", ())):
+        command.stamp(a_further_revision, revision, purge=purge)
         assert heads(engine, names) == expected
 
 
@@ -102,4 +104,4 @@ def test_the_table_has_a_real_sorting_key(server: Endpoint, engine: Engine, name
 def test_the_row_says_when_the_revision_was_applied(server: Endpoint, engine: Engine, names: Names) -> None:
     upgrade(engine, names)
 
-    assert server.execute(f"SELECT age('minute', applied_at, now64(6)) FROM {names.schema}.state_alembic") == "0"
+    assert server.execute(f"SELECT age('minute', applied_at, now64(6)) FROM {names.schema}.state_alembic FINAL") == "0"

@@ -46,7 +46,7 @@ NOBODY = User("nobody", "nobody-password", ())
 HASTY = User("hasty", "hasty-password", READ_AND_INSERT, {"async_insert": 1, "wait_for_async_insert": 0})
 """A runner whose profile has inserts acknowledged before they are written."""
 
-MIGRATE = (f"GRANT CREATE, DROP, TRUNCATE, SELECT, INSERT ON {SCHEMA_PREFIX}*.*", "GRANT TABLE ENGINE ON *")
+MIGRATE = (f"GRANT CREATE, ALTER, DROP, TRUNCATE, SELECT, INSERT ON {SCHEMA_PREFIX}*.*", "GRANT TABLE ENGINE ON *")
 
 CLOUDY = User("cloudy", "cloudy-password", MIGRATE, {"cloud_mode": 1})
 """May make tables in the test schemas of what looks like ClickHouse Cloud."""
@@ -58,6 +58,7 @@ DOCUMENTED_USERS = (
     "meltano_migrate",
     "meltano_downgrade",
     "meltano_run",
+    "meltano_restore",
     "meltano_read",
     "meltano_prune",
     "meltano_keeper",

@@ -30,6 +30,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "lock_acquire_timeout_seconds": ("5.5", 5.5),
     "lock_retry_seconds": ("0", 0.0),
     "auto_upgrade": ("false", False),
+    "history_days": ("30", 30),
     "cluster": ("{cluster}", "{cluster}"),
     "replicated": ("true", True),
 }
@@ -42,11 +43,11 @@ for_every_setting = pytest.mark.parametrize(("scheme", "name"), EVERY_SETTING)
 OPTIONS = (
     "host, port, database, user, password, secure, verify, ca_cert, schema, table, lock_mode,"
     " lock_settle_seconds, stale_lock_seconds, lock_acquire_timeout_seconds, lock_retry_seconds, auto_upgrade,"
-    " cluster, replicated"
+    " history_days, cluster, replicated"
 )
 CHDB_OPTIONS = (
     "schema, table, lock_mode, lock_settle_seconds, stale_lock_seconds, lock_acquire_timeout_seconds,"
-    " lock_retry_seconds, auto_upgrade"
+    " lock_retry_seconds, auto_upgrade, history_days"
 )
 NO_HOST = (
     "Setting state_backend.clickhouse.host is missing."
@@ -143,6 +144,7 @@ def test_the_defaults_need_a_host_only() -> None:
         lock_acquire_timeout_seconds=30.0,
         lock_retry_seconds=1.0,
         auto_upgrade=True,
+        history_days=90,
     )
 
 
@@ -320,6 +322,9 @@ def test_a_bad_uri_is_one_line_that_names_the_part_and_the_remedy(uri: str, line
         ("port", 99999, "'99999'", "Use a whole number from 1 to 65535."),
         ("port", "abc", "'abc'", "Use a whole number from 1 to 65535."),
         ("port", "", "''", "Use a whole number from 1 to 65535."),
+        ("history_days", 0, "'0'", "Use a whole number of days from 1 to 10000."),
+        ("history_days", "1.5", "'1.5'", "Use a whole number of days from 1 to 10000."),
+        ("history_days", 10_001, "'10001'", "Use a whole number of days from 1 to 10000."),
         ("port", True, "'True'", "Use a whole number from 1 to 65535."),
         ("secure", "maybe", "'maybe'", "Use true or false."),
         ("verify", 2, "'2'", "Use true or false."),

@@ -1,0 +1,112 @@
+"""Every version that is written is kept, whatever wrote it. The in-memory double keeps no history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from meltano.core.state_store.base import MeltanoState
+
+from meltano_ch_state.connection import engine_for
+from meltano_ch_state.process import identify
+from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.repositories.history import HistoryRepository
+from tests.conformance.conftest import STORES, Manager, Opener
+from tests.conformance.test_reading_and_writing import VALUES
+
+
+@pytest.fixture(params=[store for store in STORES if store != "memory"])
+def manager(request: pytest.FixtureRequest) -> Iterator[Manager]:
+    """A manager over each store that keeps a history."""
+    opener: Opener = request.getfixturevalue(f"on_{request.param}")
+    manager = opener()
+    yield manager
+    manager.close()
+
+
+def history(manager: Manager, state_id: str) -> list[StateRow]:
+    """The versions of a state, the oldest first."""
+    return list(HistoryRepository(engine_for(manager.settings), manager.settings.names).versions(state_id))[::-1]
+
+
+def contents(row: StateRow) -> Any:
+    """The value that a version has; None where it is a tombstone."""
+    return None if row.is_deleted else json.loads(row.completed_state or "{}").get("value")
+
+
+def state(value: Any, state_id: str = "a") -> MeltanoState:
+    return MeltanoState(state_id, {}, {"value": value})
+
+
+def test_each_way_to_write_makes_a_version(manager: Manager) -> None:
+    manager.set(state(1))
+    manager.update(state(2))
+    manager.set_all([state(3), state(30, "b")])
+    manager.delete("a")
+    manager.set(state(4))
+    manager.clear("a")
+    manager.set(state(5))
+    manager.clear_all()
+
+    rows = history(manager, "a")
+    assert [contents(row) for row in rows] == [1, 2, 3, None, 4, None, 5, None]
+    operations = ["set", "update", "set_all", "clear", "set", "update", "set", "clear_all"]
+    assert [row.operation for row in rows] == operations
+    assert {row.holder for row in rows} == {identify("").holder}
+    versions = [row.updated_at for row in rows]
+    assert versions == sorted(set(versions))
+    assert [contents(row) for row in history(manager, "b")] == [30, None]
+
+
+def test_each_write_under_one_lock_is_a_version(manager: Manager) -> None:
+    with manager.acquire_lock("a"):
+        for value in range(5):
+            manager.set(state(value))
+
+    assert [contents(row) for row in history(manager, "a")] == list(range(5))
+
+
+def test_ids_do_not_cross_match(manager: Manager) -> None:
+    ids = ["a", "A", "a%", "a_b", "a*", "a\\", "a'", 'a"', "%(x)s", ":name {k:String}", "a\nb", "é"]
+    manager.set_all([state(number, state_id) for number, state_id in enumerate(ids)])
+
+    for number, state_id in enumerate(ids):
+        assert [contents(row) for row in history(manager, state_id)] == [number]
+
+
+def test_every_version_is_kept_as_it_was_written(manager: Manager) -> None:
+    for value in VALUES.values():
+        manager.set(state(value))
+
+    assert [contents(row) for row in history(manager, "a")] == list(VALUES.values())
+
+
+def test_an_old_version_may_be_had_back(manager: Manager) -> None:
+    manager.set(MeltanoState("a", {"p": 1}, {"value": 1}))
+    manager.set(state(2))
+    manager.clear("a")
+    (first, _, cleared) = history(manager, "a")
+
+    manager.store.restore(first)
+    assert manager.get("a") == MeltanoState("a", {"p": 1}, {"value": 1})
+    manager.store.restore(cleared)
+    assert manager.get("a") is None
+    assert [row.operation for row in history(manager, "a")][-2:] == ["restore", "restore"]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.none() | st.integers(0, 3), max_size=6))
+def test_the_history_is_the_list_of_all_writes(manager: Manager, values: list[int | None]) -> None:
+    manager.set(state("the first"))
+    before = len(history(manager, "a"))
+    for value in values:
+        if value is None:
+            manager.delete("a")
+        else:
+            manager.set(state(value))
+
+    assert [contents(row) for row in history(manager, "a")][before:] == values
