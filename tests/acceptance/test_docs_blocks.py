@@ -5,6 +5,7 @@ Where one is new, this says so until it is in one of the tables below.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ from sqlalchemy import Engine
 from tests.acceptance.project import STATE_ID, Project, said, succeeded
 from tests.rig.endpoint import Endpoint
 from tests.rig.ports import HOST
-from tests.support.cli import COMMAND
+from tests.support.cli import COMMAND, Backend
 from tests.support.proxy import serving
 from tests.support.tls import speaking_tls
 
@@ -44,6 +45,7 @@ LINES_ELSEWHERE = {
     ".venv/bin/python -m benchmarks.lock": "tests/acceptance/test_benchmarks.py",
     "python -m pip install pip-audit && pip-audit": ".github/workflows/ci.yml",
 }
+SHOP = "prod:tap-shop-to-target-warehouse"
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 
@@ -134,6 +136,13 @@ def on_test_server(text: str, server: Endpoint, secure: Endpoint, schema: str, c
     return re.sub(r"clickhouse://(\w+@[\w.-]+(?::\d+)?)(\S*)", named, text)
 
 
+def state_with_a_history(backend: Backend) -> str:
+    """Write the state of which the docs speak twice; the first version."""
+    for number in (1, 2):
+        backend.output("import", "-", "--yes", stdin=json.dumps({SHOP: {"completed": {"n": number}}}))
+    return str(backend.json("history", SHOP)[-1]["version"])
+
+
 @pytest.mark.parametrize("command", commands())
 def test_a_command_runs(command: str, server: Endpoint, schema: str, tmp_path: Path) -> None:
     first, *rest = shlex.split(command)
@@ -148,8 +157,12 @@ def test_a_command_runs(command: str, server: Endpoint, schema: str, tmp_path: P
         project = Project(tmp_path / "project", {})
         project.sell(1)
         succeeded(project.pipeline())  # so that there is a state to import, in Meltano's own database
-        uri = f"{server.url()}?schema={schema}"
-        done = project.run(*COMMAND, *rest, MELTANO_STATE_BACKEND_URI=uri)
+        backend = Backend(f"{server.url()}?schema={schema}")
+        version = state_with_a_history(backend)
+        rest = [{"ID": SHOP, "1750086400000000": version}.get(argument, argument) for argument in rest]
+        rest += ["--yes"] if "restore" in rest else []
+        done = project.run(*COMMAND, *rest, MELTANO_STATE_BACKEND_URI=backend.uri)
+        backend.close()
         assert done.returncode == 0, said(done)
     else:
         pytest.fail(f"Nothing here knows how to run: {command}")
