@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from typing import TYPE_CHECKING, TypeVar
 
@@ -75,8 +76,8 @@ def _project_settings() -> dict[str, str | None]:
 
 
 def _project_file() -> Mapping[str, object]:
-    """What `meltano.yml` sets of Meltano's own settings."""
-    return _of_project(lambda settings: settings.meltano_yml_config) or {}
+    """What `meltano.yml` sets of Meltano's own settings; nothing where there is no Meltano."""
+    return {} if find_spec("meltano") is None else _of_project(lambda settings: settings.meltano_yml_config) or {}
 
 
 def _of_project(wanted: Callable[[ProjectSettingsService], _T]) -> _T | None:
