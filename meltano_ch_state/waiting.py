@@ -18,8 +18,13 @@ TURN_SECONDS = 0.05
 """So long a turn is taken to last, in seconds, until one was seen: an update on a slow server."""
 LONGEST_TURN_SECONDS = 0.2
 """Longer turns tell nothing about the next one, in seconds."""
-PAUSE_PER_TURN = 0.5
-"""The pause is at least this part of a turn for each that is between us and the first."""
+TURN_GROWTH = 1.1
+"""What is seen of a turn has the pauses of who was next in it: taken for the next turn as it is, pauses would make
+turns, and these again pauses, longer and longer. So the shortest that was seen counts, growing slowly."""
+PAUSE_PER_TURN = 0.9
+"""The pause is this part of a turn for each that is between us and the first."""
+PAUSE_OF_THE_NEXT = 0.3
+"""Who is next pauses at least for this part of a turn."""
 PATIENCE_SECONDS = 0.4
 """After so long a wait, in seconds, one log line says for whom."""
 
@@ -43,7 +48,7 @@ class Wait:
         attempts: How often it competed.
         contended: Whether it met anybody.
         last_try: Whether its time was over when its turn came.
-        turn_seconds: How long a turn of others took when one was last seen to end.
+        turn_seconds: How long a turn of others takes, as far as it was seen.
     """
 
     clock: Clock
@@ -79,15 +84,17 @@ class Wait:
                 than each `retry_seconds`.
             places: How many are before us.
         """
-        turns = PAUSE_PER_IDLE + PAUSE_PER_TURN * (places - 1) if places else 0.0
-        seconds = max(idle_seconds * PAUSE_PER_IDLE, turns * self.turn_seconds) * (0.5 + self.clock.jitter())
+        chance = self.clock.jitter()
+        least = PAUSE_OF_THE_NEXT * self.turn_seconds if places else 0.0
+        before_next = PAUSE_PER_TURN * self.turn_seconds * max(places - 1, 0) * (0.9 + 0.2 * chance)
+        seconds = max(max(idle_seconds * PAUSE_PER_IDLE, least) * (0.5 + chance), before_next)
         longest = min(self.retry_seconds, self.timeout_seconds - self.seconds)
         self.clock.sleep(max(min(seconds, longest), SHORTEST_PAUSE_SECONDS))
 
     def sees_turns(self, turns: int, seconds: float) -> None:
         """Remember how long a turn takes, when some ended within so many seconds."""
         if turns:
-            self.turn_seconds = min(seconds / turns, LONGEST_TURN_SECONDS)
+            self.turn_seconds = min(seconds / turns, self.turn_seconds * TURN_GROWTH, LONGEST_TURN_SECONDS)
 
     def sees_silence(self, lock: LiveLock) -> bool:
         """Whether this waiter itself saw a lock unchanged for a whole lease: the server's clock may stand still."""

@@ -35,6 +35,21 @@ def test_short_turns_are_asked_for_more_often(wait: Wait) -> None:
     assert pause(wait, 0.0, 3) < before / 2
 
 
+def test_turns_seen_longer_and_longer_do_not_make_pauses_longer_as_fast(wait: Wait) -> None:
+    """A turn ends when the next one takes over, so what is seen of it has that one's pause in it."""
+    wait.sees_turns(1, 0.03)
+    before = pause(wait, 0.0, 2)
+    wait.sees_turns(1, 0.03 + before)
+    assert pause(wait, 0.0, 2) < before * 1.2
+
+
+def test_turns_that_stay_long_are_believed_in_the_end(wait: Wait) -> None:
+    wait.sees_turns(1, 0.03)
+    for _ in range(30):
+        wait.sees_turns(1, 0.15)
+    assert wait.turn_seconds == pytest.approx(0.15)
+
+
 def test_one_long_turn_does_not_make_a_waiter_sleep_through_the_next(wait: Wait) -> None:
     wait.sees_turns(1, 600.0)
     assert pause(wait, 0.0, 1) <= LONGEST_TURN_SECONDS
