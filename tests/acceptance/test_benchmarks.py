@@ -50,6 +50,7 @@ COLUMNS = {
         for it in ("--version", "config list")
         for time in ("", ": processor time")
     },
+    "loading the add-on's settings, as every command does": {PRODUCT},
     "meltano run with 3 STATE messages, first": {PRODUCT, SQLITE, FILES, "this product, embedded"},
     "meltano run with 3 STATE messages": {PRODUCT, SQLITE, FILES, "this product, embedded"},
     "get before 100 updates over 5 IDs": {PRODUCT, BARE},
