@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import structlog
@@ -48,15 +48,22 @@ class ClickhouseStateStoreManager(StateStoreManager):
             MissingSettingError: If no host is named.
         """
         super().__init__()
+        self._opening = threading.Lock()
+        self._store: StateStore | None = None
         known = {name for names in SETTING_NAMES.values() for name in names}
         for name in sorted(set(given) - known - {"lock_timeout_seconds"}):
             logger.warning("The setting %s means nothing to the ClickHouse state backend", name)
         with meltano_errors():
             self.settings: Settings = resolve(uri, **{name: given[name] for name in given if name in known})
 
-    @cached_property
+    @property
     def store(self) -> StateStore:
-        """The states and their locks."""
+        """The states and their locks: the same for all threads, since a lock is known to the store that took it."""
+        with self._opening:
+            self._store = self._store or self._open()
+            return self._store
+
+    def _open(self) -> StateStore:
         settings = self.settings
         engine = engine_for(settings)
         states = StateRepository(engine, settings.schema, settings.table)
@@ -115,7 +122,7 @@ class ClickhouseStateStoreManager(StateStoreManager):
 
     def close(self) -> None:
         """Let go of the connection; the next call would connect again. Locks that are held stay so."""
-        if "store" in vars(self):
+        if self._store:
             engine_for(self.settings).dispose()
 
     @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import hypothesis
 import pytest
 
 from tests.rig import zookeeper
@@ -23,6 +24,12 @@ WITHOUT_SERVER = [Path(__file__).parent / folder for folder in ("unit", "model")
 NO_SERVER_EXIT_CODE = 3
 
 SERVER = pytest.StashKey[Endpoint]()
+
+# how fast a machine draws examples says nothing about the code
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:

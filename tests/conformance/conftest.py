@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,7 @@ class MemoryManager(Manager):
         super().__init__("clickhouse://memory", **given)
         self._database = database
 
-    @cached_property
-    def store(self) -> StateStore:
+    def _open(self) -> StateStore:
         return memory_store(self._database, LockOptions.of(self.settings))
 
     def migrate(self) -> None:

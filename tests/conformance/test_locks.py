@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -191,6 +193,23 @@ def test_another_thread_of_the_same_manager_waits_like_any_other(open_manager: O
         in_background(lambda: manager.set(MeltanoState("a", {}, {}))),
     ):
         pass
+
+
+def test_threads_that_are_the_first_to_use_a_manager_share_its_store(open_manager: Opener) -> None:
+    """Each lock is known to the store that took it: in another one its holder would wait for itself."""
+    fresh, together = open_manager(), threading.Barrier(8)
+
+    def store(_: int) -> object:
+        together.wait(TIMEOUT_SECONDS)
+        return fresh.store
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(map(id, pool.map(store, range(8))))) == 1
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_threads_count_without_losing_one(manager: Manager, open_manager: Opener) -> None:
