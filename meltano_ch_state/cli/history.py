@@ -121,16 +121,18 @@ def _require_history(target: Target) -> None:
 
 def _version(target: Target, state_id: str, version: int | None) -> StateRow:
     """One version of a state, or the newest."""
+    found = None if version is None else target.history.version(state_id, version)
+    if found is not None:
+        return found
     newest = next(target.history.versions(state_id), None)
     if newest is None:
         raise _nothing_kept(target, state_id)
-    found = newest if version is None else target.history.version(state_id, version)
-    if found is None:
-        raise NoSuchVersionError(
-            f"State {state_id!r} has no version {version} that is kept",
-            f"See: meltano-ch-state history {shlex.quote(printable(state_id))}",
-        )
-    return found
+    if version is None:
+        return newest
+    raise NoSuchVersionError(
+        f"State {state_id!r} has no version {version} that is kept",
+        f"See: meltano-ch-state history {shlex.quote(printable(state_id))}",
+    )
 
 
 def _nothing_kept(target: Target, state_id: str) -> NoSuchVersionError:
