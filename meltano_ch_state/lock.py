@@ -125,6 +125,16 @@ class Lock:
         self._writes[state_id] = written + 1
         return (self._rows[state_id].token or 0) + written
 
+    def signed(self, row: StateRow) -> StateRow:
+        """A row as the next version of its state, with its writer.
+
+        Raises:
+            StateLockLostError: If this holder was deposed.
+        """
+        writer = self.identity
+        version = self.version(row.state_id)
+        return replace(row, updated_at=version, holder=writer.holder, operation=writer.operation)
+
     def confirm(self, state_ids: Collection[str] | None = None) -> None:
         """Make sure that nobody deposed this holder until now; without that, no write counts as done.
 

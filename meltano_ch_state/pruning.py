@@ -57,7 +57,9 @@ class Pruner:
         def clear(lock: Lock) -> list[str]:
             old = self.maintenance.older_among(lock.state_ids, cutoff, cleared=False)
             if old:
-                self.states.insert_versions([_cleared(state_id, lock) for state_id in old])
+                self.states.insert_versions(
+                    [lock.signed(StateRow(state_id, None, None, 0, is_deleted=True)) for state_id in old]
+                )
                 lock.confirm(old)
             return old
 
@@ -102,11 +104,6 @@ class Pruner:
         if failures:
             raise merged(failures)
         return done
-
-
-def _cleared(state_id: str, lock: Lock) -> StateRow:
-    writer = lock.identity
-    return StateRow(state_id, None, None, lock.version(state_id), True, writer.holder, writer.operation)
 
 
 def _parts(state_ids: Sequence[str]) -> Iterator[list[str]]:

@@ -221,15 +221,8 @@ class StateStore:
                 lock.confirm(state_ids)
 
     def _version(self, row: StateRow, lock: Lock) -> StateRow:
-        """A row as the next version under a lock, with its writer."""
-        writer = lock.identity
-        return replace(
-            row,
-            updated_at=lock.version(row.state_id),
-            holder=writer.holder,
-            operation=writer.operation,
-            run_id=self._run_id(),
-        )
+        """A row as the next version under a lock, with its writer and run."""
+        return replace(lock.signed(row), run_id=self._run_id())
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""

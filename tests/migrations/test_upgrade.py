@@ -387,13 +387,14 @@ def test_a_replicated_table_that_another_process_just_altered_is_altered_once_mo
 ) -> None:
     refusals = 3
 
+    class OutrunError(Exception):
+        code = 517
+
     def outrun(connection: object, cursor: object, statement: str, *rest: object) -> None:
         nonlocal refusals
         if statement.startswith("ALTER") and refusals:
             refusals -= 1
-            cause = Exception("metadata on replica is not up to date")
-            cause.code = 517  # type: ignore[attr-defined]
-            raise DatabaseError(statement, {}, cause)
+            raise DatabaseError(statement, {}, OutrunError("metadata on replica is not up to date"))
 
     event.listen(engine, "before_cursor_execute", outrun)
     try:
