@@ -51,7 +51,7 @@ def is_upgrade() -> bool:
 
 def finish_upgrade(engine: Engine, settings: Settings) -> None:
     """Do what no revision does, because a setting says it."""
-    Schema(engine, settings.names, topology=settings.topology, history_days=settings.history_days).keep_history()
+    Schema.of(engine, settings).keep_history()
     if settings.lock_mode != INSERT:
         make_keeper_table(engine, settings)
 
@@ -59,7 +59,7 @@ def finish_upgrade(engine: Engine, settings: Settings) -> None:
 def make_keeper_table(engine: Engine, settings: Settings) -> None:
     """Make the lock table in Keeper. No revision does: a server may get its Keeper at any time."""
     try:
-        Schema(engine, settings.names, topology=settings.topology).make_keeper_table()
+        Schema.of(engine, settings).make_keeper_table()
     except NoKeeperError as error:
         if settings.lock_mode != AUTO:
             raise

@@ -72,9 +72,7 @@ class ClickhouseStateStoreManager(StateStoreManager):
 
     @property
     def _schema(self) -> Schema:
-        settings = self.settings
-        engine = engine_for(settings)
-        return Schema(engine, settings.names, settings.auto_upgrade, settings.topology, settings.history_days)
+        return Schema.of(engine_for(self.settings), self.settings)
 
     def set(self, state: MeltanoState) -> None:
         """Replace a state, under its lock."""

@@ -21,7 +21,7 @@ from meltano_ch_state.errors import SchemaError, SchemaMissingError, SchemaTooNe
 from meltano_ch_state.repositories.base import forget_engines_of_tables
 from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
 from meltano_ch_state.repositories.schema import SchemaRepository
-from meltano_ch_state.settings import HISTORY_DAYS, Names, Topology
+from meltano_ch_state.settings import HISTORY_DAYS, Names, Settings, Topology
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -63,6 +63,11 @@ class Schema:
         self._topology = topology
         self._history_days = history_days
         self._repository = SchemaRepository(engine, names)
+
+    @classmethod
+    def of(cls, engine: Engine, settings: Settings) -> Schema:
+        """The schema that settings describe; nothing is sent yet."""
+        return cls(engine, settings.names, settings.auto_upgrade, settings.topology, settings.history_days)
 
     def readable(self) -> bool:
         """Return whether there is anything to read. One statement, which needs no right but SELECT.

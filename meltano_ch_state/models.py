@@ -6,7 +6,7 @@ metadata of its own, so that several may live in one process.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
 from functools import cache
 from typing import Any
 
@@ -146,15 +146,43 @@ class StateLockColumns:
     version: Mapped[str] = _string()
 
 
-@dataclass(frozen=True, slots=True)
 class Models:
-    """The models of one set of names."""
+    """The models of one set of names, each built when it is first asked for: a reader needs one of three.
 
-    names: Names
-    metadata: MetaData
-    State: type[Any]
-    StateLock: type[Any]
-    StateHistory: type[Any]
+    Attributes:
+        names: The tables' names.
+    """
+
+    def __init__(self, names: Names, history_days: int) -> None:
+        """Name the tables; see `build`."""
+        self.names = names
+        self._history_days = history_days
+        self._metadata = MetaData(schema=names.schema)
+        self._base = type("Base", (DeclarativeBase,), {"metadata": self._metadata})
+        self._built: dict[str, type[Any]] = {}
+        self._building = threading.Lock()
+
+    @property
+    def State(self) -> type[Any]:  # noqa: N802 - a class
+        """The model of the state table."""
+        return self._model("State", StateColumns, __tablename__=self.names.table)
+
+    @property
+    def StateLock(self) -> type[Any]:  # noqa: N802
+        """The model of the lock table."""
+        return self._model("StateLock", StateLockColumns, __tablename__=self.names.lock_table)
+
+    @property
+    def StateHistory(self) -> type[Any]:  # noqa: N802
+        """The model of the table of old versions."""
+        kept = {"__tablename__": self.names.history_table, "history_days": self._history_days}
+        return self._model("StateHistory", StateHistoryColumns, **kept)
+
+    @property
+    def metadata(self) -> MetaData:
+        """What Alembic compares and `create_all` makes: all three tables."""
+        _ = self.State, self.StateLock, self.StateHistory
+        return self._metadata
 
     @property
     def state(self) -> Table:
@@ -176,6 +204,12 @@ class Models:
         """The lock table in Keeper, for Core statements. It is no part of the metadata: most servers have none."""
         return _keeper_lock(self.names)
 
+    def _model(self, name: str, columns: type[Any], **attributes: object) -> type[Any]:
+        with self._building:
+            if name not in self._built:
+                self._built[name] = type(name, (columns, self._base), attributes)
+            return self._built[name]
+
 
 @cache
 def build(names: Names, history_days: int = HISTORY_DAYS) -> Models:
@@ -185,12 +219,7 @@ def build(names: Names, history_days: int = HISTORY_DAYS) -> Models:
         names: The tables' names.
         history_days: How long the history keeps a version; it matters to DDL and its comparison only.
     """
-    base = type("Base", (DeclarativeBase,), {"metadata": MetaData(schema=names.schema)})
-    state = type("State", (StateColumns, base), {"__tablename__": names.table})
-    lock = type("StateLock", (StateLockColumns, base), {"__tablename__": names.lock_table})
-    kept = {"__tablename__": names.history_table, "history_days": history_days}
-    history = type("StateHistory", (StateHistoryColumns, base), kept)
-    return Models(names, base.metadata, state, lock, history)  # type: ignore[attr-defined]
+    return Models(names, history_days)
 
 
 @cache

@@ -34,8 +34,7 @@ class Target:
     @property
     def schema(self) -> Schema:
         """The schema's revision, against the one that this package needs."""
-        settings = self.settings
-        return Schema(self.engine, settings.names, settings.auto_upgrade, settings.topology, settings.history_days)
+        return Schema.of(self.engine, self.settings)
 
     @property
     def locks(self) -> LockRepository:

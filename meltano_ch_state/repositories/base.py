@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
@@ -88,13 +89,17 @@ class Repository:
         return {"settings": settings} if settings and self.engine.driver != "http" else {}
 
 
-class TableRepository(Repository):
+class TableRepository(Repository, ABC):
     """One of our tables, written and read with what its engine needs to be consistent."""
 
-    def __init__(self, engine: Engine, table: Table, names: Names) -> None:
+    def __init__(self, engine: Engine, names: Names) -> None:
         super().__init__(engine)
-        self._table = table
         self._names = names
+
+    @property
+    @abstractmethod
+    def _table(self) -> Table:
+        """The table; its model is built when it is first used."""
 
     @property
     def consistency(self) -> Consistency:

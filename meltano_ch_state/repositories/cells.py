@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import Engine, TextClause, bindparam, func, select, text
+from sqlalchemy import Engine, Table, TextClause, bindparam, func, select, text
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from meltano_ch_state.errors import KeeperConflictError
@@ -49,8 +49,12 @@ class CellRepository(Repository):
     def __init__(self, engine: Engine, names: Names) -> None:
         """Bind the table; nothing is sent yet."""
         super().__init__(engine)
-        self._table = build(names).keeper_lock
+        self._names = names
         self._update = f"ALTER TABLE `{names.schema}`.`{names.keeper_table}` UPDATE "
+
+    @property
+    def _table(self) -> Table:
+        return build(self._names).keeper_lock
 
     def probe(self) -> None:
         """Send an UPDATE that hits nothing: whether the table is there, its Keeper answers, and the user may.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Engine, Row, func, text
+from sqlalchemy import Engine, Row, Table, func, text
 
 from meltano_ch_state.models import build
 from meltano_ch_state.protocol import StateRow
@@ -20,7 +20,7 @@ class HistoryRepository(TableRepository):
 
     def __init__(self, engine: Engine, names: Names) -> None:
         """Bind the table; nothing is sent yet."""
-        super().__init__(engine, build(names).state_history, names)
+        super().__init__(engine, names)
         columns = self._table.c
         self._updated = func.toUnixTimestamp64Micro(columns.updated_at)
         self._rows = select_final(
@@ -34,6 +34,10 @@ class HistoryRepository(TableRepository):
             columns.run_id,
         )
         self._name = f"`{names.schema}`.`{names.history_table}`"
+
+    @property
+    def _table(self) -> Table:
+        return build(self._names).state_history
 
     def versions(self, state_id: str, before: int | None = None) -> Iterator[StateRow]:
         """The versions of a state, the newest first, page by page in bounded memory.

@@ -12,6 +12,7 @@ from sqlalchemy import (
     ColumnClause,
     Engine,
     Row,
+    Table,
     bindparam,
     func,
     literal_column,
@@ -69,9 +70,13 @@ class LockRepository(TableRepository):
             clock: Time and chance, for tests.
         """
         names = Names(schema, table)
-        super().__init__(engine, build(names).state_lock, names)
+        super().__init__(engine, names)
         self.cells = CellRepository(engine, names)
         self.locker: BaseLocker = Locker(Rows(self), options, clock)
+
+    @property
+    def _table(self) -> Table:
+        return build(self._names).state_lock
 
     def acquire(self, state_id: str, operation: str = "lock", **limits: float | None) -> AbstractContextManager[Lock]:
         """Hold a lock for the length of a `with` block; see `Locker.hold`.

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, Engine, TextClause, bindparam, func, text
+from sqlalchemy import BindParameter, Engine, Table, TextClause, bindparam, func, text
 
 from meltano_ch_state.globs import literal_prefix, matcher
 from meltano_ch_state.models import LOCK_ROWS_KEPT_DAYS, build
@@ -34,12 +34,15 @@ class MaintenanceRepository(TableRepository):
 
     def __init__(self, engine: Engine, names: Names) -> None:
         """Bind the tables; nothing is sent yet."""
-        state = build(names).state
-        super().__init__(engine, state, names)
-        self._state = state.c
+        super().__init__(engine, names)
+        self._state = self._table.c
         self._lock_table = f"`{names.schema}`.`{names.lock_table}`"
         self._state_table = f"`{names.schema}`.`{names.table}`"
         self._updated = func.toUnixTimestamp64Micro(self._state.updated_at)
+
+    @property
+    def _table(self) -> Table:
+        return build(self._names).state
 
     def overview(self, pattern: str | None = None) -> list[StateInfo]:
         """The states that match a glob pattern, sorted by ID."""

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Engine, Row, func
+from sqlalchemy import Engine, Row, Table, func
 
 from meltano_ch_state.globs import literal_prefix, matcher
 from meltano_ch_state.models import build
@@ -35,8 +35,7 @@ class StateRepository(TableRepository):
             schema: The ClickHouse database of the tables.
             table: The state table.
         """
-        names = Names(schema, table)
-        super().__init__(engine, build(names).state, names)
+        super().__init__(engine, Names(schema, table))
         columns = self._table.c
         self._rows = select_final(
             columns.state_id,
@@ -44,6 +43,10 @@ class StateRepository(TableRepository):
             columns.completed_state,
             func.toUnixTimestamp64Micro(columns.updated_at),
         ).where(columns.is_deleted == 0)
+
+    @property
+    def _table(self) -> Table:
+        return build(self._names).state
 
     def get(self, state_id: str) -> StateRow | None:
         """The state's newest version; None when there is none, or it was cleared."""
