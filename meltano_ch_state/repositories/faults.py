@@ -61,6 +61,7 @@ _GRANT = re.compile(r"necessary to have the grant (.+?)\.(?:\s|$)")
 _MISSING = re.compile(r"Missing permissions: (.+?)\)\.")
 """Of several privileges that a statement needs, the server may tell which are missing."""
 UPGRADE_COMMAND = "meltano-ch-state upgrade"
+CHECK_COMMAND = "python -m meltano_ch_state.migrate check"
 KEEPER_COMMAND = "python -m meltano_ch_state.migrate -x lock_mode=keeper upgrade head"
 _SERVER_NOISE = re.compile(
     r"^.*?DB::Exception: |, e\.what\(\) = .*$|\. \(([A-Z_]+)\).*$|\(version .*\)|Stack trace:.*", re.DOTALL
@@ -143,9 +144,11 @@ def _of_keeper(code: int, said: str, address: str) -> KeeperConflictError | NoKe
 
 
 _UPGRADE = f"Upgrade ClickHouse: this package is tested with {OLDEST_TESTED} to {NEWEST_TESTED}"
+_COMPARE = f"See what the tables lack: {CHECK_COMMAND}. If nothing: u{_UPGRADE[1:]}"
 _CODE_REMEDIES = {
+    16: _COMPARE,  # NO_SUCH_COLUMN_IN_TABLE
     46: _UPGRADE,  # UNKNOWN_FUNCTION
-    47: _UPGRADE,  # UNKNOWN_IDENTIFIER
+    47: _COMPARE,  # UNKNOWN_IDENTIFIER
     50: _UPGRADE,  # UNKNOWN_TYPE
     62: _UPGRADE,  # SYNTAX_ERROR
     115: _UPGRADE,  # UNKNOWN_SETTING

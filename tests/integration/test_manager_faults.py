@@ -131,6 +131,28 @@ def error_of(call: Callable[[], object]) -> StateBackendError:
     return caught.value
 
 
+@pytest.mark.parametrize(
+    ("lost", "call"),
+    [
+        ("run_id", lambda manager: manager.set(STATE)),
+        ("completed_state", lambda manager: manager.set(STATE)),
+        ("completed_state", lambda manager: manager.get("a")),
+    ],
+)
+def test_a_table_that_lost_a_column_has_as_its_remedy_the_command_that_names_it(
+    server: Endpoint, migrated: Manager, schema: str, lost: str, call: Callable[[Manager], object]
+) -> None:
+    server.execute(f"DROP VIEW {schema}.state_history_view")
+    server.execute(f"ALTER TABLE {schema}.state DROP COLUMN {lost}")
+
+    error = error_of(lambda: call(migrated))
+
+    assert lost in str(error)
+    assert error.remedy.startswith(
+        "See what the tables lack: python -m meltano_ch_state.migrate check. If nothing: upgrade ClickHouse: "
+    )
+
+
 def databases(server: Endpoint) -> str:
     return server.execute("SELECT name FROM system.databases ORDER BY name")
 
