@@ -30,6 +30,7 @@ LANGUAGES = {"bash", "yaml", "python", "sql", ""}
 """A block without a language is a drawing, or what something prints."""
 ELSEWHERE = {
     ("docs/cli.md", "console"): "tests/integration/test_cli_docs.py",
+    ("docs/embedded.md", "yaml"): "tests/acceptance/test_embedded_docs.py",
     ("docs/rights.md", "sql"): "tests/integration/test_rights.py",
     ("docs/migrating.md", "sql"): "tests/migrations/test_adoption.py",
     ("examples/nightly_report/README.md", "bash"): "tests/acceptance/test_example_project.py",
@@ -90,7 +91,13 @@ def test_what_has_its_test_elsewhere_has_one(file: str) -> None:
     assert (ROOT / file).is_file()
 
 
-@pytest.mark.parametrize("block", of("python"), ids=str)
+@pytest.mark.parametrize("block", [block for block in of("python") if "engine" not in block.text], ids=str)
+def test_python_that_needs_no_server_runs(block: Block, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block.text, block.page, "exec"), {})
+    assert capsys.readouterr().out == "None\n"
+
+
+@pytest.mark.parametrize("block", [block for block in of("python") if "engine" in block.text], ids=str)
 def test_python_runs(block: Block, server: Endpoint, schema: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = server.url(scheme="clickhouse+connect")
     own = block.text.replace("clickhouse+connect://user:password@host:8123", url).replace('"ops"', f'"{schema}"')

@@ -35,3 +35,10 @@ def test_the_lock_page_names_a_test_for_each_promise() -> None:
     rows = [line for line in (ROOT / "docs/locking.md").read_text().splitlines() if line.startswith("| ")]
     promises = [row for row in rows if "`test" in row]
     assert len(promises) >= 20
+
+
+def test_the_site_leads_to_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    assert set(re.findall(r": ([\w/-]+\.md)$", nav, re.MULTILINE)) == {
+        page.relative_to(ROOT / "docs").as_posix() for page in PAGES[1:]
+    }
