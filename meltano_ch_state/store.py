@@ -224,9 +224,7 @@ class StateStore:
             raise merged(failures)
         return count
 
-    def _write(
-        self, rows: dict[str, StateRow], operation: str, check: Callable[[Lock], None] = lambda _: None
-    ) -> None:
+    def _write(self, rows: dict[str, StateRow], operation: str, check: Callable[[Lock], None] = lambda _: None) -> None:
         self._ensure_writable()
         self._ahead.forget()
         with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept

@@ -90,26 +90,36 @@ def diff(uri: str | None, as_json: bool, state_id: str, earlier: int | None, lat
 @backend_options
 @click.argument("state_id", type=StateID())
 @click.option("--version", type=Version(), required=True, help="Which version: as `history` shows it.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @yes_option
-def restore(uri: str | None, as_json: bool, state_id: str, version: int, yes: bool) -> None:
-    """Make a state what it was in an old version. That becomes a new version, so it can be undone, too."""
+def restore(  # noqa: PLR0917 - one parameter an option
+    uri: str | None, as_json: bool, state_id: str, version: int, dry_run: bool, yes: bool
+) -> None:
+    """Make a state what it was in an old version. That becomes a new version, so it can be undone, too.
+
+    What would change is shown before the question. When another writes the state before the answer, nothing is written.
+    """
     with opened(uri) as target:
         _require_history(target)
         old = _version(target, state_id, version)
         present = target.states.get(state_id)
-        needed = not same(present, old)
+        needed, name = not same(present, old), repr(printable(state_id))
         found = changes(present, old)
-        if needed:
-            confirm(f"Restore state {printable(state_id)!r} as of version {version}: {len(found)} changes?", yes)
-            target.store.restore(old)
+        restored = needed and not dry_run
+        if restored:
+            confirm(f"Restore state {name} as of version {version}?", yes, map(_line, found))
+            target.store.restore(old, present)
     if as_json:
-        print_json({"state_id": state_id, "version": version, "restored": needed, "changes": _documents(found)})
-    elif needed:
+        outcome = {"dry_run": dry_run, "restored": restored, "changes": _documents(found)}
+        print_json({"state_id": state_id, "version": version, **outcome})
+        return
+    if yes or dry_run:  # else the question showed them
         for change in found:
             click.echo(_line(change))
-        click.echo(f"Restored state {printable(state_id)!r} as of version {version}.")
+    if needed:
+        click.echo(f"{'Restored' if restored else 'Would restore'} state {name} as of version {version}.")
     else:
-        click.echo(f"State {printable(state_id)!r} is as in version {version} already. Nothing was written.")
+        click.echo(f"State {name} is as in version {version} already. Nothing was written.")
 
 
 def _require_history(target: Target) -> None:

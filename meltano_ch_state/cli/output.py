@@ -58,8 +58,13 @@ def as_time(microseconds: int) -> str:
     return datetime.fromtimestamp(microseconds // 1_000_000, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-def confirm(question: str, yes: bool) -> None:
+def confirm(question: str, yes: bool, about: Iterable[str] = ()) -> None:
     """Ask before something is lost, unless `yes`.
+
+    Args:
+        question: What to ask.
+        yes: The answer, so that nothing is asked.
+        about: Lines to show before the question: what would be lost.
 
     Raises:
         click.Abort: If the answer is no.
@@ -69,6 +74,8 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise RefusedError("Nothing was done: this asks first, and there is no terminal. Give --yes to do it.")
+    for line in about:
+        click.echo(line, err=True)
     click.confirm(question, abort=True, err=True)
 
 

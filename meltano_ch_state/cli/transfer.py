@@ -11,12 +11,15 @@ from typing import Any, TextIO
 
 import click
 
-from meltano_ch_state.cli.output import confirm, counted, print_json, print_table, progress, whole_file
+from meltano_ch_state.cli.output import confirm, counted, print_json, print_table, printable, progress, whole_file
 from meltano_ch_state.cli.source import Imported, read, without_secrets
 from meltano_ch_state.cli.target import Target, backend_options, opened, yes_option
 from meltano_ch_state.errors import InvalidStateError, SchemaMissingError
 from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
+
+SHOWN_STATES = 10
+"""So many states the question names; with --dry-run all are listed."""
 
 
 @click.command(name="import")
@@ -30,18 +33,18 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
     SOURCE is the URI of any state backend of Meltano (file://, s3://, systemdb, ...), or a JSON file as `export` and
     `meltano state export` write it; - is standard input.
 
-    Everything is read and checked first. States that are there already are replaced, after a question; those that are
-    the same stay untouched.
+    Everything is read and checked first. States that are there already are replaced, after a question that names the
+    first of them; those that are the same stay untouched.
     """
     with opened(uri) as target:
         with progress("Reading") as bar:
             given = {state.state_id: state for state in counted(read(source), bar)}
         plan = _plan(target, given)
         due = [given[state_id] for state_id, action in plan.items() if action != "unchanged"]
-        replaced = sum(action == "replaced" for action in plan.values())
+        replaced = [state_id for state_id, action in plan.items() if action == "replaced"]
         if not dry_run:
             if replaced:
-                confirm(f"Replace {replaced} states that are there already?", yes)
+                confirm(f"Replace {len(replaced)} states that are there already?", yes, _named(replaced))
             with progress("Writing", len(due)) as bar:
                 target.store.set_all(counted(due, bar))
     if as_json:
@@ -52,6 +55,14 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
         print_table(("STATE", "ACTION"), list(plan.items()))
     counts = ", ".join(f"{list(plan.values()).count(action)} {action}" for action in ("new", "replaced", "unchanged"))
     click.echo(f"{'Would import' if dry_run else 'Imported'} {len(due)} states ({counts}).")
+
+
+def _named(state_ids: list[str]) -> Iterator[str]:
+    """A line for each of the first of them."""
+    for state_id in state_ids[:SHOWN_STATES]:
+        yield f"replaced  {printable(state_id)}"
+    if len(state_ids) > SHOWN_STATES:
+        yield f"and {len(state_ids) - SHOWN_STATES} more"
 
 
 def _plan(target: Target, given: dict[str, Imported]) -> dict[str, str]:

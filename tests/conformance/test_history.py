@@ -106,7 +106,9 @@ def test_a_restore_replaces_only_what_its_caller_saw(manager: Manager) -> None:
     manager.set(state(3))
 
     for present in (seen, None):
-        with pytest.raises(StateChangedError, match=r"Another wrote state 'a' meanwhile, so nothing was written\. Look"):
+        with pytest.raises(
+            StateChangedError, match=r"Another wrote state 'a' meanwhile, so nothing was written\. Look"
+        ):
             manager.store.restore(first, present)
     manager.clear("a")
     with pytest.raises(StateChangedError):

@@ -117,6 +117,49 @@ def test_a_restore_asks_and_without_a_terminal_does_nothing(told: Backend) -> No
     assert len(versions(told)) == 3
 
 
+def test_a_restore_shows_the_changes_before_it_asks(told: Backend) -> None:
+    second = str(versions(told)[1])
+    with told.asking("restore", ID, "--version", second) as question:
+        assert question.text == f"+ orders.id 2\nRestore state {ID!r} as of version {second}? [y/N]: "
+        assert question.answered("n")[:2] == (1, "")
+    assert len(versions(told)) == 3
+
+    with told.asking("restore", ID, "--version", second) as question:
+        assert question.answered("y") == (0, f"Restored state {ID!r} as of version {second}.\n", "")
+    assert told.manager().get(ID) == MeltanoState(ID, {}, bookmarks(orders={"id": 2}))
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_what_another_writes_before_the_answer_is_not_replaced(told: Backend, more: tuple[str, ...]) -> None:
+    second = str(versions(told)[1])
+    with told.asking("restore", ID, "--version", second, *more) as question:
+        told.manager().set(MeltanoState(ID, {}, bookmarks(orders={"id": 9})))
+        told.close()
+        code, out, error = question.answered("y")
+
+    assert (code, out.strip()) == (1, "")
+    assert error == (
+        f"Error: Another wrote state {ID!r} meanwhile, so nothing was written."
+        f" Look again: meltano-ch-state history {ID}.\n"
+    )
+    assert told.manager().get(ID) == MeltanoState(ID, {}, bookmarks(orders={"id": 9}))
+
+
+def test_a_dry_run_of_a_restore_shows_the_changes_and_writes_nothing(told: Backend) -> None:
+    cleared, second, _ = versions(told)
+
+    would = told.json("restore", ID, "--version", str(second), "--dry-run")
+    assert (would["dry_run"], would["restored"]) == (True, False)
+    assert [change["after"] for change in would["changes"]] == [2]
+    assert told.output("restore", ID, "--version", str(second), "--dry-run", "--yes").splitlines() == [
+        "+ orders.id 2",
+        f"Would restore state {ID!r} as of version {second}.",
+    ]
+    assert "Nothing was written" in told.output("restore", ID, "--version", str(cleared), "--dry-run")
+    assert told.manager().get(ID) is None
+    assert len(versions(told)) == 3
+
+
 def test_a_restore_waits_for_the_lock_like_any_other_write(told: Backend) -> None:
     second = str(versions(told)[1])
     manager = told.manager()

@@ -68,6 +68,24 @@ def test_what_is_there_is_replaced_after_a_question_and_what_is_the_same_stays_u
     assert json.loads(backend.output("export"))["b"] == {"completed": {"n": 1.0}, "partial": None}
 
 
+def test_the_states_that_would_be_replaced_are_named_before_the_question(on_tables: Backend, tmp_path: Path) -> None:
+    ids = ["\x1b[31mred", *(f"id {number:02d}" for number in range(13))]
+    on_tables.manager().set_all([MeltanoState(state_id, {}, {}) for state_id in ids])
+    (tmp_path / "states.json").write_text(json.dumps({i: {"completed": {"n": 1}} for i in [*ids, "new"]}))
+
+    with on_tables.asking("import", str(tmp_path / "states.json")) as question:
+        code, out, _ = question.answered("n")
+
+    assert question.text.splitlines() == [
+        r"replaced  \x1b[31mred",
+        *(f"replaced  id {number:02d}" for number in range(9)),
+        "and 4 more",
+        "Replace 14 states that are there already? [y/N]: ",
+    ]
+    assert (code, out) == (1, "")
+    assert {row[2] for row in stored(on_tables)} == {"{}"}
+
+
 def test_a_dry_run_shows_all_and_makes_no_table(fresh: Backend) -> None:
     shown = fresh.output("import", "-", "--dry-run", stdin='{"a": {}}')
     assert [line.split() for line in shown.splitlines()[:2]] == [["STATE", "ACTION"], ["a", "new"]]
