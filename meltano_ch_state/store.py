@@ -230,12 +230,16 @@ class StateStore:
         with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept
             for lock, state_ids in locks:
                 check(lock)
-                self._states.insert_versions([self._version(rows[state_id], lock) for state_id in state_ids])
+                self._states.insert_versions([self._version(rows[state_id], lock, operation) for state_id in state_ids])
                 lock.confirm(state_ids)
 
-    def _version(self, row: StateRow, lock: Lock) -> StateRow:
-        """A row as the next version under a lock, with its writer and run."""
-        return replace(lock.signed(row), run_id=self._run_id())
+    def _version(self, row: StateRow, lock: Lock, operation: str) -> StateRow:
+        """A row as the next version under a lock, with its writer and run.
+
+        A `set` is a part of what its lock was taken for, such as an update; every other write knows best what it is.
+        """
+        signed = lock.signed(row)
+        return replace(signed, run_id=self._run_id(), operation=signed.operation if operation == "set" else operation)
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""

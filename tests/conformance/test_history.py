@@ -55,7 +55,7 @@ def test_each_way_to_write_makes_a_version(manager: Manager) -> None:
 
     rows = history(manager, "a")
     assert [contents(row) for row in rows] == [1, 2, 3, None, 4, None, 5, None]
-    operations = ["set", "update", "set_all", "clear", "set", "update", "set", "clear_all"]
+    operations = ["set", "update", "set_all", "clear", "set", "clear", "set", "clear_all"]
     assert [row.operation for row in rows] == operations
     assert {row.holder for row in rows} == {identify("").holder}
     versions = [row.updated_at for row in rows]
@@ -69,6 +69,17 @@ def test_each_write_under_one_lock_is_a_version(manager: Manager) -> None:
             manager.set(state(value))
 
     assert [contents(row) for row in history(manager, "a")] == list(range(5))
+
+
+def test_a_write_under_a_lock_says_what_it_is_itself_and_a_set_what_the_lock_is_for(manager: Manager) -> None:
+    with manager.acquire_lock("a"):
+        manager.set(state(1))
+        manager.set_all([state(2)])
+        manager.delete("a")
+    with manager.store.lock("a", "report"):
+        manager.set(state(3))
+
+    assert [row.operation for row in history(manager, "a")] == ["update", "set_all", "clear", "report"]
 
 
 def test_ids_do_not_cross_match(manager: Manager) -> None:
