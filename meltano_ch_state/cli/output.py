@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import click
 from rich.console import Console
@@ -27,6 +28,33 @@ class RefusedError(click.ClickException):
     """The command would have to ask, and there is nobody to ask."""
 
     exit_code = 2
+
+
+class PrintingGroup(click.Group):
+    """Commands that fail, with one line, when what they print cannot be written."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command. Click ends it quietly with exit code 1 when a reader such as `head` goes away."""
+        try:
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, "it is closed")
+            try:
+                return super().main(*args, **options)
+            finally:
+                sys.stdout.flush()  # else Python does, at its exit, and complains in its own way
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            _write_no_more()
+            if error.errno != errno.EPIPE:
+                click.ClickException(f"Cannot write standard output: {error.strerror or error}.").show()
+            sys.exit(1)
+
+
+def _write_no_more() -> None:
+    """Have what is still in a buffer go nowhere: Python writes it at its exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def print_json(document: object) -> None:

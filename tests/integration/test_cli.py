@@ -188,6 +188,40 @@ def test_a_reader_that_goes_away_is_no_traceback(on_tables: Backend) -> None:
     assert done.stderr == ""
 
 
+PRINTING = (["states"], ["export"], ["history", "0", "--json"], ["--help"])
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=shlex.join)
+@pytest.mark.parametrize(
+    ("redirection", "why"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")], ids=["full", "closed"]
+)
+@pytest.mark.parametrize("size", [1, 100_000], ids=["short", "long"])
+def test_output_that_cannot_be_written_is_a_failure_of_one_line(
+    on_tables: Backend, arguments: list[str], redirection: str, why: str, size: int
+) -> None:
+    on_tables.manager().set(MeltanoState("0", {}, {"n": "x" * size}))
+    on_tables.manager().set_all([MeltanoState("1" * size, {}, {})])
+    command = f"{shlex.join([*COMMAND, *arguments])} {redirection}"
+    environment = bare_environment() | {"MELTANO_STATE_BACKEND_URI": on_tables.uri}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, f"Error: Cannot write standard output: {why}.\n")
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=shlex.join)
+def test_a_reader_that_reads_nothing_ends_a_command_quietly(on_tables: Backend, arguments: list[str]) -> None:
+    on_tables.manager().set(MeltanoState("0", {}, {}))
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        environment = bare_environment() | {"MELTANO_STATE_BACKEND_URI": on_tables.uri}
+        done = subprocess.run(
+            [*COMMAND, *arguments], env=environment, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_on_a_terminal_an_import_shows_its_progress(on_tables: Backend, tmp_path: Path) -> None:
     (tmp_path / "states.json").write_text('{"a": {}, "b": {}}')
     master, terminal = pty.openpty()
