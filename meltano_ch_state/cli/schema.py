@@ -60,7 +60,7 @@ class Revision(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
 @click.argument("revision", type=Revision(), default="head")
 def upgrade(uri: str | None, as_json: bool, revision: str) -> None:
     """Create or upgrade the tables. Up to REVISION, which is head unless given."""
-    with opened(uri) as target, _alembic_errors():
+    with opened(uri, makes=True) as target, _alembic_errors():
         before = _revision(target)
         target.schema.upgrade(revision)
         target.schema.keep_history()

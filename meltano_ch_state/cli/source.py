@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from meltano_ch_state.cli.target import target_of
+from meltano_ch_state.cli.target import require_folder, target_of
 from meltano_ch_state.errors import StateBackendError
 from meltano_ch_state.settings import SCHEMES, resolve
 
@@ -103,7 +103,9 @@ def _backend(uri: str) -> Iterator[Imported]:
 
 
 def _own(uri: str) -> Iterator[Imported]:
-    target = target_of(resolve(uri))
+    settings = resolve(uri)
+    require_folder(settings)
+    target = target_of(settings)
     if not target.schema.readable():
         raise StateBackendError(f"There are no tables in schema {target.settings.schema}")
     for row in target.states.stream():

@@ -36,7 +36,7 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
     Everything is read and checked first. States that are there already are replaced, after a question that names the
     first of them; those that are the same stay untouched.
     """
-    with opened(uri) as target:
+    with opened(uri, makes=True) as target:
         with progress("Reading") as bar:
             given = {state.state_id: state for state in counted(read(source), bar)}
         plan = _plan(target, given)

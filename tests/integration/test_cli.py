@@ -147,6 +147,38 @@ def test_where_there_are_no_tables_there_is_nothing_and_nothing_is_made(fresh: B
     assert fresh.json("current")["status"] == "missing"
 
 
+NOT_MAKING = [
+    *(
+        ["doctor"],
+        ["current"],
+        ["states"],
+        ["locks"],
+        ["export"],
+        ["history", "a"],
+        ["diff", "a"],
+        ["prune", "--locks"],
+    ),
+    *(["restore", "a", "--version", "1", "--yes"], ["unlock", "a", "--lock-id", "x", "--yes"]),
+]
+
+
+@pytest.mark.parametrize("arguments", NOT_MAKING, ids=lambda arguments: arguments[0])
+def test_a_folder_that_is_mistyped_is_named_and_not_made(tmp_path: Path, arguments: list[str]) -> None:
+    mistyped = tmp_path / "stat" / "e"
+    assert failed(Backend(f"chdb://{mistyped}").run(*arguments)) == (
+        f"Error: There is no folder {mistyped}. Name another; or make it: meltano-ch-state upgrade."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["upgrade"], ["import", "-"]], ids=lambda arguments: arguments[0])
+def test_what_makes_tables_makes_the_folder_too(tmp_path: Path, arguments: list[str]) -> None:
+    backend = Backend(f"chdb://{tmp_path / 'state'}")
+    backend.output(*arguments, stdin='{"a": {}}')
+    assert backend.json("current")["status"] == "current"
+    backend.close()
+
+
 def test_the_meltano_project_in_the_folder_names_the_backend(tmp_path: Path) -> None:
     (tmp_path / "meltano.yml").write_text("version: 1\nstate_backend:\n  uri: chdb://of-the-project\n")
     done = subprocess.run(

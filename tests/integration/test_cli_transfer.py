@@ -144,6 +144,12 @@ def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_to_import_from_that_is_mistyped_is_named_and_not_made(on_server: Backend, tmp_path: Path) -> None:
+    line = failed(on_server.run("import", f"chdb://{tmp_path / 'mistyped'}"))
+    assert f"There is no folder {tmp_path / 'mistyped'}" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_user_who_may_not_write_is_told_and_nothing_is_written(on_tables: Backend, server: Endpoint) -> None:
     reader = Backend(on_tables.uri.replace(server.url(), server.url("reader")))
     failed(reader.run("import", "-", stdin='{"a": {}}'))
