@@ -190,7 +190,7 @@ class Checks:
         if unkept:
             message = f"Versions are not kept, such as that of state {unkept[0]!r} of {as_time(unkept[1])}"
             return WARN, message, _HISTORY_REMEDY
-        return OK, f"All versions of the last day are kept, for {self._target.schema.kept_days()} days"
+        return OK, f"The newest versions are kept, for {self._target.schema.kept_days()} days"
 
     def consistency(self) -> tuple[str, ...]:
         """What the engines of the tables promise to those who read after a write."""

@@ -12,10 +12,14 @@ import pytest
 import structlog
 from meltano.core.state_store.base import MeltanoState
 
+from meltano_ch_state import retry
+from meltano_ch_state.errors import ServerError
 from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.states import PAGE_ROWS
+from tests.rig.endpoint import Endpoint
 from tests.rig.server import ClickHouseServer
 from tests.support.cli import Backend, failed
+from tests.support.replicated import create_replicated_tables
 
 ID = "prod:tap-shop-to-target-warehouse"
 DAY_MICROSECONDS = 86_400 * 1_000_000
@@ -301,6 +305,60 @@ def test_prune_deletes_the_old_versions_and_no_state(backend: Backend) -> None:
 
     assert len(versions(backend, "a")) == 1
     assert backend.manager().get("a") == MeltanoState("a", {}, {"value": 1})
+
+
+def written(backend: Backend, days_ago: int, state_id: str, version: int, *, cleared: bool = False) -> None:
+    """Have the history have a version since some days ago."""
+    values = f"'{state_id}', '{{}}', fromUnixTimestamp64Micro({version}), {int(cleared)}"
+    backend.sql(
+        "INSERT INTO {schema}.state_history (state_id, completed_state, updated_at, is_deleted, written_at)"
+        f" SELECT {values}, now64(6) - toIntervalDay({days_ago})"
+    )
+
+
+def test_prune_keeps_the_newest_version_of_each_state_however_old_it_is(backend: Backend) -> None:
+    for state_id, days in (("unchanged", (80, 70, 60)), ("lately", (80, 70, 1)), ("only", (80,))):
+        for number, day in enumerate(days):
+            written(backend, day, state_id, 1_000_000 + number)
+    written(backend, 80, "cleared", 1_000_000)
+    written(backend, 70, "cleared", 1_000_001, cleared=True)
+    written(backend, 85, "written in another order", 1_000_001)
+    written(backend, 80, "written in another order", 1_000_000)
+
+    assert backend.json("prune", "--history-older-than", "30d", "--dry-run")["versions"] == 6
+    assert backend.json("prune", "--history-older-than", "30d", "--yes")["versions"] == 6
+
+    left = {
+        state_id: versions(backend, state_id)
+        for state_id in ("unchanged", "lately", "only", "cleared", "written in another order")
+    }
+    assert left == {
+        "unchanged": [1_000_002],
+        "lately": [1_000_002],
+        "only": [1_000_000],
+        "cleared": [1_000_001],
+        "written in another order": [1_000_001],
+    }
+    assert backend.json("prune", "--history-older-than", "30d", "--yes")["versions"] == 0
+
+
+def test_the_history_is_not_pruned_of_all_by_a_slip(on_server: Backend) -> None:
+    for none in ("0d", "0s", "00w"):
+        result = on_server.run("prune", "--history-older-than", none, "--yes")
+        assert result.exit_code == 2
+        assert f"'{none}' is too short: give at least 1s." in result.stderr
+
+
+def test_replicas_are_asked_to_look_each_by_itself(
+    server: Endpoint, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They refuse a mutation with a subquery else; this server's replica cannot write, and says so only then."""
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.0)
+    create_replicated_tables(server, schema)
+    repository = Backend(f"{server.url()}?schema={schema}").target.history
+    with pytest.raises(ServerError) as caught:
+        repository.erase_older(1)
+    assert "nondeterministic" not in str(caught.value)
 
 
 def test_a_prune_of_a_history_that_is_not_there_finds_nothing(on_server: Backend) -> None:
