@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -11,7 +10,16 @@ from typing import Any
 
 import click
 
-from meltano_ch_state.cli.output import as_time, confirm, print_json, print_table, printable, whole_file
+from meltano_ch_state.cli.output import (
+    as_time,
+    confirm,
+    destination,
+    is_file,
+    print_json,
+    print_table,
+    printable,
+    short,
+)
 from meltano_ch_state.cli.page import page
 from meltano_ch_state.cli.target import StateID, Target, backend_options, opened, yes_option
 from meltano_ch_state.errors import NoSuchVersionError, SchemaMissingError
@@ -39,8 +47,8 @@ class Version(click.IntRange):
 @click.option("--last", type=click.IntRange(1), help="Only so many versions, the newest.")
 @click.option(
     "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page to this file instead: every bookmark and its lag over time, as plots.",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    help="Write a page to this file instead, - is standard output: every bookmark and its lag over time, as plots.",
 )
 def history(uri: str | None, as_json: bool, state_id: str, last: int | None, html: Path | None) -> None:
     """List the versions of a state. The newest first, each with its time, its writer, and what changed in it."""
@@ -161,11 +169,11 @@ def _steps(newest_first: Iterator[StateRow]) -> Iterator[tuple[StateRow, list[Ch
 
 
 def _write_page(file: Path, state_id: str, versions: list[StateRow], as_json: bool) -> None:
-    with whole_file(file) as stream:
+    with destination(file) as stream:
         stream.write(page(state_id, versions))
-    if as_json:
+    if is_file(file) and as_json:
         print_json({"file": str(file), "versions": len(versions)})
-    else:
+    elif is_file(file):
         click.echo(f"Wrote {len(versions)} versions to {file}.")
 
 
@@ -208,15 +216,10 @@ def _summary(row: StateRow, found: list[Change] | None) -> str:
 def _line(change: Change) -> str:
     name = printable(change.name)
     if change.before is ABSENT:
-        return f"+ {name} {_short(change.after)}"
+        return f"+ {name} {short(change.after, SHOWN_CHARACTERS)}"
     if change.after is ABSENT:
-        return f"- {name} {_short(change.before)}"
-    return f"{name} {_short(change.before)} -> {_short(change.after)}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+        return f"- {name} {short(change.before, SHOWN_CHARACTERS)}"
+    return f"{name} {short(change.before, SHOWN_CHARACTERS)} -> {short(change.after, SHOWN_CHARACTERS)}"
 
 
 def _headline(row: StateRow | None) -> str:

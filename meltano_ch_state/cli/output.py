@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeGuard, TypeVar
 
 import click
 from rich.console import Console
@@ -58,8 +58,8 @@ def _write_no_more() -> None:
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document on standard output."""
-    click.echo(json.dumps(document))
+    """Print one JSON document on standard output. Numbers that JSON has not, such as Infinity, become strings."""
+    click.echo(json.dumps(json.loads(json.dumps(document), parse_constant=str), allow_nan=False))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
@@ -84,6 +84,12 @@ def printable(text: str) -> str:
 def as_time(microseconds: int) -> str:
     """A server's time as ISO 8601, UTC."""
     return datetime.fromtimestamp(microseconds // 1_000_000, timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def short(value: Any, characters: int) -> str:
+    """A value as JSON, cut to so many characters, without any that would steer the terminal."""
+    text = printable(json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= characters else f"{text[: characters - 3]}..."
 
 
 def confirm(question: str, yes: bool, about: Iterable[str] = ()) -> None:
@@ -123,6 +129,21 @@ def counted(items: Iterable[T], bar: Progress) -> Iterator[T]:
     for item in items:
         bar.advance(bar.task_ids[0])
         yield item
+
+
+@contextmanager
+def destination(path: Path | None) -> Iterator[TextIO]:
+    """Standard output for None and for `-`, else a file; see `whole_file`."""
+    if is_file(path):
+        with whole_file(path) as stream:
+            yield stream
+    else:
+        yield sys.stdout
+
+
+def is_file(path: Path | None) -> TypeGuard[Path]:
+    """Whether it is a file, and not standard output."""
+    return path is not None and str(path) != "-"
 
 
 @contextmanager

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
-from typing import Any
 
-from meltano_ch_state.cli.output import printable
+from meltano_ch_state.cli.output import printable, short
 from meltano_ch_state.history import ABSENT, Change, Point, Series, changes, series
 from meltano_ch_state.protocol import StateRow
 
@@ -112,19 +110,14 @@ def _said(found: Sequence[Change]) -> str:
 
 
 def _values(change: Change) -> str:
-    old = "" if change.before is ABSENT else f"<del>{_text(_short(change.before))}</del>"
-    new = "" if change.after is ABSENT else f"<ins>{_text(_short(change.after))}</ins>"
+    old = "" if change.before is ABSENT else f"<del>{escape(short(change.before, SHOWN_CHARACTERS))}</del>"
+    new = "" if change.after is ABSENT else f"<ins>{escape(short(change.after, SHOWN_CHARACTERS))}</ins>"
     return f"{old} &rarr; {new}" if old and new else f"{new} added" if new else f"{old} dropped"
 
 
 def _text(text: str) -> str:
     """Any text as HTML; what is no character, or a control one, is spelt out."""
     return escape(printable(text))
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _plots(line: Series) -> str:

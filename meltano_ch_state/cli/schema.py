@@ -69,7 +69,8 @@ def upgrade(uri: str | None, as_json: bool, revision: str) -> None:
     if as_json:
         print_json({"schema": schema, "before": before, "after": after})
     elif before == after:
-        click.echo(f"Schema {schema} is at revision {after} already.")
+        included = "" if revision in {"head", after} else f", which includes {revision}"
+        click.echo(f"Schema {schema} is at revision {after} already{included}.")
     else:
         click.echo(f"Upgraded schema {schema} from {before or 'nothing'} to revision {after}.")
 

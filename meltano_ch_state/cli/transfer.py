@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
-from meltano_ch_state.cli.output import confirm, counted, print_json, print_table, printable, progress, whole_file
+from meltano_ch_state.cli.output import (
+    confirm,
+    counted,
+    destination,
+    is_file,
+    print_json,
+    print_table,
+    printable,
+    progress,
+)
 from meltano_ch_state.cli.source import Imported, read, without_secrets
 from meltano_ch_state.cli.target import Target, backend_options, opened, yes_option
 from meltano_ch_state.errors import InvalidStateError, SchemaMissingError
@@ -88,17 +95,16 @@ def export(uri: str | None, as_json: bool, file: Path | None) -> None:
     To FILE, or to standard output, as `import` and `meltano state import` read it. FILE is replaced only when all of it
     is written. With FILE, --json tells how many states there are.
     """
-    to_file = file is not None and str(file) != "-"
     with opened(uri) as target:
         if not target.schema.readable():
             raise SchemaMissingError(
                 f"There is nothing to export: no tables in schema {target.settings.schema}", f"Run: {UPGRADE_COMMAND}"
             )
-        with whole_file(file) if file and to_file else _standard_output() as stream:
+        with destination(file) as stream:
             count = _write(target.states.stream(), stream)
-    if to_file and as_json:
+    if is_file(file) and as_json:
         print_json({"file": str(file), "states": count})
-    elif to_file:
+    elif is_file(file):
         click.echo(f"Exported {count} states to {file}.")
 
 
@@ -120,8 +126,3 @@ def _part(row: StateRow, text: str | None) -> Any:
         raise InvalidStateError(
             f"State {row.state_id!r} holds something that is no JSON", "Replace it with: meltano state set, or clear it"
         ) from None
-
-
-@contextmanager
-def _standard_output() -> Iterator[TextIO]:
-    yield sys.stdout

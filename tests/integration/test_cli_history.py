@@ -83,6 +83,19 @@ def test_diff_compares_any_two_versions(told: Backend) -> None:
     assert told.output("diff", ID, "--to", str(first)).splitlines()[0] == "from  nothing: no earlier version is kept"
 
 
+def test_numbers_that_json_has_not_are_strings(on_tables: Backend) -> None:
+    contents = '{"a": Infinity, "b": [-Infinity, NaN], "c": 1e400, "d": 1.0, "e": 12345678901234567890}'
+    on_tables.target.states.insert_versions([StateRow("x", None, text, n) for n, text in ((1, "{}"), (2, contents))])
+
+    def strict(*arguments: str) -> Any:
+        return json.loads(on_tables.output(*arguments, "--json"), parse_constant=pytest.fail)
+
+    expected = {"a": "Infinity", "b": ["-Infinity", "NaN"], "c": "Infinity", "d": 1.0, "e": 12345678901234567890}
+    for changes in (strict("history", "x", "--last", "1")[0]["changes"], strict("diff", "x")["changes"]):
+        assert {change["path"][0]: change["after"] for change in changes} == expected
+    assert "+ a Infinity" in on_tables.output("diff", "x")
+
+
 def test_a_restore_brings_back_both_parts_as_a_new_version(told: Backend) -> None:
     first = versions(told)[-1]
 
@@ -286,6 +299,7 @@ def test_a_page_is_written_whole(told: Backend, tmp_path: Path) -> None:
     assert told.json("history", ID, "--html", str(page)) == {"file": str(page), "versions": 3}
     assert "Cannot write" in failed(told.run("history", ID, "--html", str(tmp_path / "no" / "page.html")))
     failed(told.run("history", "nope", "--html", str(tmp_path / "other.html")))
+    assert told.output("history", ID, "--html", "-", "--json") == page.read_text()
     assert [path.name for path in tmp_path.glob("*.html")] == ["history.html"]
 
 

@@ -26,6 +26,7 @@ STATES: dict[str, dict[str, Any]] = {
     "100%_done:'\"`\\\n": {"completed": {"n": 123456789012345678901234567890}, "partial": None},
     "dev:tap-ünï-to-target\U0001f600": {"completed": {"text": "\u2028\x00\\"}, "partial": {}},
     "prod:a": {"completed": None, "partial": {"z": 1, "a": 2}},
+    "prod:b": {"completed": {"n": float("inf")}, "partial": None},
 }
 
 
@@ -290,5 +291,5 @@ def test_as_processes_export_and_import_are_piped(on_tables: Backend, on_embedde
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")  # no progress bar where there is no terminal
-    assert done.stdout == "Imported 4 states (4 new, 0 replaced, 0 unchanged).\n"
+    assert done.stdout == "Imported 5 states (5 new, 0 replaced, 0 unchanged).\n"
     assert on_embedded.output("export") == document.stdout
