@@ -13,6 +13,7 @@ import click
 from meltano_ch_state.cli.output import (
     as_time,
     confirm,
+    counted_noun,
     destination,
     is_file,
     print_json,
@@ -155,7 +156,7 @@ def _version(target: Target, state_id: str, version: int | None) -> StateRow:
 
 def _nothing_kept(target: Target, state_id: str) -> NoSuchVersionError:
     days = target.schema.kept_days()
-    kept = f"; versions are kept for {days} days" if days else ""
+    kept = f"; versions are kept for {counted_noun(days, 'day')}" if days else ""
     return NoSuchVersionError(f"State {state_id!r} has no history{kept}", "See: meltano-ch-state states")
 
 
@@ -174,7 +175,7 @@ def _write_page(file: Path, state_id: str, versions: list[StateRow], as_json: bo
     if is_file(file) and as_json:
         print_json({"file": str(file), "versions": len(versions)})
     elif is_file(file):
-        click.echo(f"Wrote {len(versions)} versions to {file}.")
+        click.echo(f"Wrote {counted_noun(len(versions), 'version')} to {file}.")
 
 
 def _document(row: StateRow, found: list[Change] | None) -> dict[str, Any]:

@@ -81,6 +81,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def counted_noun(count: int, noun: str) -> str:
+    """So many of something: `1 state`, `2 states`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def as_time(microseconds: int) -> str:
     """A server's time as ISO 8601, UTC."""
     return datetime.fromtimestamp(microseconds // 1_000_000, timezone.utc).isoformat().replace("+00:00", "Z")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
 
-from meltano_ch_state.cli.output import printable, short
+from meltano_ch_state.cli.output import counted_noun, printable, short
 from meltano_ch_state.history import ABSENT, Change, Point, Series, changes, series
 from meltano_ch_state.protocol import StateRow
 
@@ -79,7 +79,7 @@ def page(state_id: str, versions: Sequence[StateRow]) -> str:
 </head>
 <body>
 <h1>{_text(state_id)}</h1>
-<p>{len(versions)} {"version" if len(versions) == 1 else "versions"}, from {first} to {last} UTC.
+<p>{counted_noun(len(versions), "version")}, from {first} to {last} UTC.
 A dashed line: the bookmark was dropped there.</p>
 {plots}
 <section>

@@ -83,7 +83,10 @@ def without_secrets(source: str, text: str) -> str:
 
 
 def _file(name: str) -> Iterator[Imported]:
-    data = json.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
+    try:
+        data = json.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"It is no JSON: line {error.lineno}, column {error.colno}") from error
     if not isinstance(data, dict):
         raise ValueError("It is no JSON object of states")
     for state_id, parts in data.items():

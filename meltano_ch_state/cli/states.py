@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from meltano_ch_state.cli.output import as_time, confirm, print_json, print_table, printable
+from meltano_ch_state.cli.output import as_time, confirm, counted_noun, print_json, print_table, printable
 from meltano_ch_state.cli.target import StateID, Target, backend_options, opened, yes_option
 from meltano_ch_state.models import LOCK_ROWS_KEPT_DAYS
 from meltano_ch_state.pruning import TOMBSTONE_DAYS, Pruner
@@ -134,10 +134,9 @@ def _pruned(target: Target, found: dict[str, Any], older_than: float | None, cut
 
 
 def _summary(found: dict[str, Any]) -> str:
-    return (
-        f"{len(found['states'])} states, {len(found['tombstones'])} tombstones of states,"
-        f" {found['lock_rows']} rows of the lock table, {found['versions']} old versions"
-    )
+    states, tombstones = (counted_noun(len(found[kind]), kind.removesuffix("s")) for kind in ("states", "tombstones"))
+    rows, versions = counted_noun(found["lock_rows"], "row"), counted_noun(found["versions"], "old version")
+    return f"{states}, {tombstones} of states, {rows} of the lock table, {versions}"
 
 
 def _print(found: dict[str, Any], dry_run: bool) -> None:

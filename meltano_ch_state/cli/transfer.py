@@ -12,6 +12,7 @@ import click
 from meltano_ch_state.cli.output import (
     confirm,
     counted,
+    counted_noun,
     destination,
     is_file,
     print_json,
@@ -51,7 +52,9 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
         replaced = [state_id for state_id, action in plan.items() if action == "replaced"]
         if not dry_run:
             if replaced:
-                confirm(f"Replace {len(replaced)} states that are there already?", yes, _named(replaced))
+                there = "that is" if len(replaced) == 1 else "that are"
+                question = f"Replace {counted_noun(len(replaced), 'state')} {there} there already?"
+                confirm(question, yes, _named(replaced))
             with progress("Writing", len(due)) as bar:
                 target.store.set_all(counted(due, bar))
     if as_json:
@@ -61,7 +64,7 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
     if dry_run and plan:
         print_table(("STATE", "ACTION"), list(plan.items()))
     counts = ", ".join(f"{list(plan.values()).count(action)} {action}" for action in ("new", "replaced", "unchanged"))
-    click.echo(f"{'Would import' if dry_run else 'Imported'} {len(due)} states ({counts}).")
+    click.echo(f"{'Would import' if dry_run else 'Imported'} {counted_noun(len(due), 'state')} ({counts}).")
 
 
 def _named(state_ids: list[str]) -> Iterator[str]:
@@ -105,7 +108,7 @@ def export(uri: str | None, as_json: bool, file: Path | None) -> None:
     if is_file(file) and as_json:
         print_json({"file": str(file), "states": count})
     elif is_file(file):
-        click.echo(f"Exported {count} states to {file}.")
+        click.echo(f"Exported {counted_noun(count, 'state')} to {file}.")
 
 
 def _write(rows: Iterator[StateRow], stream: TextIO) -> int:

@@ -82,21 +82,26 @@ def test_on_a_terminal_unlock_asks_first(on_tables: Backend, answer: str, code: 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["unlock", ID, "--lock-id", "x"], ["prune", "--older-than", "0s"], ["import", "-"]],
+    [["unlock", ID, "--lock-id", "LOCK_ID"], ["prune", "--older-than", "0s"], ["import", "-"]],
     ids=lambda arguments: arguments[0],
 )
 def test_without_a_terminal_and_without_yes_nothing_is_done(on_tables: Backend, arguments: list[str]) -> None:
     manager = on_tables.manager()
     manager.set(MeltanoState("a", {}, {"n": 1}))
-    result = on_tables.run(*arguments, stdin='{"a": {"completed": {"n": 2}}}')
+    with manager.acquire_lock(ID):
+        (row,) = on_tables.json("locks")
+        arguments = [row["lock_id"] if each == "LOCK_ID" else each for each in arguments]
+        result = on_tables.run(*arguments, stdin='{"a": {"completed": {"n": 2}}}')
+        assert on_tables.json("locks")[0]["lock_id"] == row["lock_id"]
     assert failed(result, 2) == (
         "Error: Nothing was done: this asks first, and there is no terminal. Give --yes to do it."
     )
     assert manager.get("a") == MeltanoState("a", {}, {"n": 1})
 
 
-def test_a_wrong_lock_id_is_one_line_and_writes_nothing(backend: Backend) -> None:
-    line = failed(backend.run("unlock", ID, "--lock-id", "nonsense", "--yes"))
+@pytest.mark.parametrize("more", [("--yes",), ()], ids=["yes", "asking"])
+def test_a_wrong_lock_id_is_one_line_and_writes_nothing(backend: Backend, more: tuple[str, ...]) -> None:
+    line = failed(backend.run("unlock", ID, "--lock-id", "nonsense", *more))
     assert line == f"Error: State \"{ID}\" has no live lock with lock_id 'nonsense'. See: meltano-ch-state locks."
     assert backend.sql("SELECT count() FROM {schema}.state_lock") == [(0,)]
 

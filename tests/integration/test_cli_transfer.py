@@ -90,19 +90,21 @@ def test_the_states_that_would_be_replaced_are_named_before_the_question(on_tabl
 def test_a_dry_run_shows_all_and_makes_no_table(fresh: Backend) -> None:
     shown = fresh.output("import", "-", "--dry-run", stdin='{"a": {}}')
     assert [line.split() for line in shown.splitlines()[:2]] == [["STATE", "ACTION"], ["a", "new"]]
-    assert shown.splitlines()[2] == "Would import 1 states (1 new, 0 replaced, 0 unchanged)."
+    assert shown.splitlines()[2] == "Would import 1 state (1 new, 0 replaced, 0 unchanged)."
     assert fresh.json("current")["revision"] is None
 
 
 def test_the_first_import_makes_the_tables(fresh: Backend) -> None:
-    assert fresh.output("import", "-", stdin='{"a": {}}') == "Imported 1 states (1 new, 0 replaced, 0 unchanged).\n"
+    assert fresh.output("import", "-", stdin='{"a": {}}') == "Imported 1 state (1 new, 0 replaced, 0 unchanged).\n"
     assert fresh.json("current")["status"] == "current"
 
 
 @pytest.mark.parametrize(
     ("document", "complaint"),
     [
-        ("[1", "Expecting ',' delimiter"),
+        ("[1", "Cannot import from -: It is no JSON: line 1, column 3."),
+        ("{}\n{}", "It is no JSON: line 2, column 1."),
+        ("", "It is no JSON: line 1, column 1."),
         ("[]", "It is no JSON object of states"),
         ('{"good": {}, "a": 3}', "State 'a' is not of the form"),
         ('{"good": {}, "a": {"n": 1}}', "State 'a' is not of the form"),
@@ -238,7 +240,7 @@ def test_states_move_from_meltanos_own_database_and_back_in_a_project(on_tables:
 def test_export_replaces_its_file_only_when_it_is_complete(backend: Backend, tmp_path: Path) -> None:
     file = tmp_path / "states.json"
     backend.output("import", "-", stdin='{"a": {}}')
-    assert backend.output("export", str(file)) == f"Exported 1 states to {file}.\n"
+    assert backend.output("export", str(file)) == f"Exported 1 state to {file}.\n"
     before = file.read_text()
     assert json.loads(before) == {"a": {"completed": None, "partial": None}}
     backend.target.states.insert_versions([StateRow("b", None, "nonsense", 1)])
