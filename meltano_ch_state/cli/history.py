@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from meltano_ch_state.cli.document import write_states
 from meltano_ch_state.cli.output import (
     as_time,
     confirm,
@@ -51,10 +53,19 @@ class Version(click.IntRange):
     type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
     help="Write a page to this file instead, - is standard output: every bookmark and its lag over time, as plots.",
 )
-def history(uri: str | None, as_json: bool, state_id: str, last: int | None, html: Path | None) -> None:
+@click.option("--version", type=Version(), help="Print this version instead, all of it, as `export` does.")
+def history(  # noqa: PLR0917 - one parameter an option
+    uri: str | None, as_json: bool, state_id: str, last: int | None, html: Path | None, version: int | None
+) -> None:
     """List the versions of a state. The newest first, each with its time, its writer, and what changed in it."""
+    if version is not None and (last or html):
+        raise click.UsageError("--version prints one version: it goes with neither --last nor --html.")
     with opened(uri) as target:
         _require_history(target)
+        if version is not None:
+            row = _version(target, state_id, version)
+            write_states([] if row.is_deleted else [row], sys.stdout)
+            return
         versions = target.history.versions(state_id)
         first = next(versions, None)
         if first is None:

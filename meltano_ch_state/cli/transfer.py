@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
 
 import click
 
+from meltano_ch_state.cli.document import part_of, write_states
 from meltano_ch_state.cli.output import (
     confirm,
     counted,
@@ -22,8 +22,7 @@ from meltano_ch_state.cli.output import (
 )
 from meltano_ch_state.cli.source import Imported, read, without_secrets
 from meltano_ch_state.cli.target import Target, backend_options, opened, yes_option
-from meltano_ch_state.errors import InvalidStateError, SchemaMissingError
-from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.errors import SchemaMissingError
 from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
 
 SHOWN_STATES = 10
@@ -82,7 +81,7 @@ def _plan(target: Target, given: dict[str, Imported]) -> dict[str, str]:
         for row in target.states.stream():
             if row.state_id in plan:
                 state = given[row.state_id]
-                stored = _part(row, row.partial_state), _part(row, row.completed_state)
+                stored = part_of(row, row.partial_state), part_of(row, row.completed_state)
                 # as text: to Python 1, 1.0 and true are equal
                 same = json.dumps(stored) == json.dumps((state.partial_state, state.completed_state))
                 plan[row.state_id] = "unchanged" if same else "replaced"
@@ -104,28 +103,8 @@ def export(uri: str | None, as_json: bool, file: Path | None) -> None:
                 f"There is nothing to export: no tables in schema {target.settings.schema}", f"Run: {UPGRADE_COMMAND}"
             )
         with destination(file) as stream:
-            count = _write(target.states.stream(), stream)
+            count = write_states(target.states.stream(), stream)
     if is_file(file) and as_json:
         print_json({"file": str(file), "states": count})
     elif is_file(file):
         click.echo(f"Exported {counted_noun(count, 'state')} to {file}.")
-
-
-def _write(rows: Iterator[StateRow], stream: TextIO) -> int:
-    """Write the document row by row: it need not fit into memory."""
-    count = 0
-    for row in rows:
-        parts = {"completed": _part(row, row.completed_state), "partial": _part(row, row.partial_state)}
-        stream.write(f"{',' if count else '{'}\n{json.dumps(row.state_id)}: {json.dumps(parts)}")
-        count += 1
-    stream.write("\n}\n" if count else "{}\n")
-    return count
-
-
-def _part(row: StateRow, text: str | None) -> Any:
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidStateError(
-            f"State {row.state_id!r} holds something that is no JSON", "Replace it with: meltano state set, or clear it"
-        ) from None

@@ -83,6 +83,25 @@ def test_diff_compares_any_two_versions(told: Backend) -> None:
     assert told.output("diff", ID, "--to", str(first)).splitlines()[0] == "from  nothing: no earlier version is kept"
 
 
+def test_one_version_is_printed_whole_as_export_does(told: Backend) -> None:
+    cleared, second, first = (str(version) for version in versions(told))
+
+    whole = {ID: {"completed": bookmarks(orders={"id": 1}, customers={"id": 7}), "partial": {"p": 1}}}
+    assert told.json("history", ID, "--version", first) == whole
+    assert told.output("history", ID, "--version", cleared) == "{}\n"
+    assert f"no version {int(first) - 1} that is kept" in failed(
+        told.run("history", ID, "--version", str(int(first) - 1))
+    )
+    told.output("import", "-", stdin=told.output("history", ID, "--version", second))
+    assert told.output("export") == told.output("history", ID, "--version", second)
+
+
+@pytest.mark.parametrize("other", [("--last", "1"), ("--html", "-")])
+def test_one_version_is_no_list(on_server: Backend, other: tuple[str, ...]) -> None:
+    result = on_server.run("history", ID, "--version", "1", *other)
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
 def test_numbers_that_json_has_not_are_strings(on_tables: Backend) -> None:
     contents = '{"a": Infinity, "b": [-Infinity, NaN], "c": 1e400, "d": 1.0, "e": 12345678901234567890}'
     on_tables.target.states.insert_versions([StateRow("x", None, text, n) for n, text in ((1, "{}"), (2, contents))])
