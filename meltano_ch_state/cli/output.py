@@ -93,7 +93,7 @@ def as_time(microseconds: int) -> str:
 
 def short(value: Any, characters: int) -> str:
     """A value as JSON, cut to so many characters, without any that would steer the terminal."""
-    text = printable(json.dumps(value, ensure_ascii=False))
+    text = printable(json.dumps(value, ensure_ascii=False)[: characters + 1])
     return text if len(text) <= characters else f"{text[: characters - 3]}..."
 
 
