@@ -14,6 +14,7 @@
     │   ├── SchemaTooNewError         made by a later version of this package
     │   └── NoKeeperError             `lock_mode` is `keeper`, but the server keeps no such table, or lost it
     ├── NoSuchVersionError            the history keeps no such version of a state
+    ├── StateChangedError             another wrote a state after it was looked at; nothing was written
     ├── InvalidStateError             a stored state is not JSON, or a given one cannot be stored
     └── LockError
         ├── StateLockedError          somebody else held the lock until the wait was over
@@ -102,6 +103,10 @@ class NoKeeperError(SchemaError):
 
 class NoSuchVersionError(StateBackendError):
     """The history keeps no such version of a state, or none at all."""
+
+
+class StateChangedError(StateBackendError):
+    """Another wrote a state after it was looked at; nothing was written."""
 
 
 class InvalidStateError(StateBackendError):

@@ -7,13 +7,14 @@ only when the lock was still held afterwards.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
 
-from meltano_ch_state.errors import InvalidStateError, StateLockedError
+from meltano_ch_state.errors import InvalidStateError, StateChangedError, StateLockedError
 from meltano_ch_state.lock import Lock, merged
 from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.read_ahead import ReadAhead
@@ -190,14 +191,25 @@ class StateStore:
         """
         return self._write_all(map(_tombstone, self.ids()), "clear_all")
 
-    def restore(self, version: StateRow) -> None:
+    def restore(self, version: StateRow, present: StateRow | None) -> None:
         """Make a state what it was in an old version, as a new one; if that is a tombstone, clear it.
 
+        Args:
+            version: The old version.
+            present: What it replaces: the state as the caller saw it, or None where there was none.
+
         Raises:
+            StateChangedError: If the state is another one by now; nothing is touched.
             StateLockedError: If another holder kept the lock until the timeout.
             StateLockLostError: If this holder was deposed meanwhile.
         """
-        self._write({version.state_id: version}, "restore")
+
+        def check(lock: Lock) -> None:
+            now = lock.take_state(version.state_id) or self._states.get(version.state_id)
+            if _version_there(now) != _version_there(present):
+                raise _changed(version.state_id)
+
+        self._write({version.state_id: version}, "restore", check)
 
     def _write_all(self, rows: Iterator[StateRow], operation: str) -> int:
         count = 0
@@ -212,17 +224,22 @@ class StateStore:
             raise merged(failures)
         return count
 
-    def _write(self, rows: dict[str, StateRow], operation: str) -> None:
+    def _write(self, rows: dict[str, StateRow], operation: str, check: Callable[[Lock], None] = lambda _: None) -> None:
         self._ensure_writable()
         self._ahead.forget()
         with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept
             for lock, state_ids in locks:
-                self._states.insert_versions([self._version(rows[state_id], lock) for state_id in state_ids])
+                check(lock)
+                self._states.insert_versions([self._version(rows[state_id], lock, operation) for state_id in state_ids])
                 lock.confirm(state_ids)
 
-    def _version(self, row: StateRow, lock: Lock) -> StateRow:
-        """A row as the next version under a lock, with its writer and run."""
-        return replace(lock.signed(row), run_id=self._run_id())
+    def _version(self, row: StateRow, lock: Lock, operation: str) -> StateRow:
+        """A row as the next version under a lock, with its writer and run.
+
+        A `set` is a part of what its lock was taken for, such as an update; every other write knows best what it is.
+        """
+        signed = lock.signed(row)
+        return replace(signed, run_id=self._run_id(), operation=signed.operation if operation == "set" else operation)
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""
@@ -264,6 +281,18 @@ def _weight(row: StateRow) -> int:
 
 def _tombstone(state_id: str) -> StateRow:
     return StateRow(state_id, None, None, 0, is_deleted=True)
+
+
+def _version_there(row: StateRow | None) -> int | None:
+    """The version of a state; None where there is none, or it was cleared."""
+    return None if row is None or row.is_deleted else row.updated_at
+
+
+def _changed(state_id: str) -> StateChangedError:
+    return StateChangedError(
+        f"Another wrote state {state_id!r} meanwhile, so nothing was written",
+        f"Look again: meltano-ch-state history {shlex.quote(state_id)}",
+    )
 
 
 def _encodable(state_id: str) -> None:

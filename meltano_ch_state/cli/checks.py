@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from ipaddress import ip_address
 
 from meltano_ch_state.cli.findings import FAIL, OK, WARN, Finding
-from meltano_ch_state.cli.output import as_time
+from meltano_ch_state.cli.output import as_time, counted_noun
 from meltano_ch_state.cli.target import Target
 from meltano_ch_state.cli.timing import TimedLocks, timed
 from meltano_ch_state.consistency import PLAIN_ENGINE
@@ -190,7 +190,8 @@ class Checks:
         if unkept:
             message = f"Versions are not kept, such as that of state {unkept[0]!r} of {as_time(unkept[1])}"
             return WARN, message, _HISTORY_REMEDY
-        return OK, f"All versions of the last day are kept, for {self._target.schema.kept_days()} days"
+        days = self._target.schema.kept_days()
+        return OK, "The newest versions are kept" + (f", for {counted_noun(days, 'day')}" if days else "")
 
     def consistency(self) -> tuple[str, ...]:
         """What the engines of the tables promise to those who read after a write."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shlex
+import sys
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -11,7 +11,18 @@ from typing import Any
 
 import click
 
-from meltano_ch_state.cli.output import as_time, confirm, print_json, print_table, printable, whole_file
+from meltano_ch_state.cli.document import write_states
+from meltano_ch_state.cli.output import (
+    as_time,
+    confirm,
+    counted_noun,
+    destination,
+    is_file,
+    print_json,
+    print_table,
+    printable,
+    short,
+)
 from meltano_ch_state.cli.page import page
 from meltano_ch_state.cli.target import StateID, Target, backend_options, opened, yes_option
 from meltano_ch_state.errors import NoSuchVersionError, SchemaMissingError
@@ -39,13 +50,22 @@ class Version(click.IntRange):
 @click.option("--last", type=click.IntRange(1), help="Only so many versions, the newest.")
 @click.option(
     "--html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page to this file instead: every bookmark and its lag over time, as plots.",
+    type=click.Path(dir_okay=False, path_type=Path, allow_dash=True),
+    help="Write a page to this file instead, - is standard output: every bookmark and its lag over time, as plots.",
 )
-def history(uri: str | None, as_json: bool, state_id: str, last: int | None, html: Path | None) -> None:
+@click.option("--version", type=Version(), help="Print this version instead, all of it, as `export` does.")
+def history(  # noqa: PLR0917 - one parameter an option
+    uri: str | None, as_json: bool, state_id: str, last: int | None, html: Path | None, version: int | None
+) -> None:
     """List the versions of a state. The newest first, each with its time, its writer, and what changed in it."""
+    if version is not None and (last or html):
+        raise click.UsageError("--version prints one version: it goes with neither --last nor --html.")
     with opened(uri) as target:
         _require_history(target)
+        if version is not None:
+            row = _version(target, state_id, version)
+            write_states([] if row.is_deleted else [row], sys.stdout)
+            return
         versions = target.history.versions(state_id)
         first = next(versions, None)
         if first is None:
@@ -90,26 +110,36 @@ def diff(uri: str | None, as_json: bool, state_id: str, earlier: int | None, lat
 @backend_options
 @click.argument("state_id", type=StateID())
 @click.option("--version", type=Version(), required=True, help="Which version: as `history` shows it.")
+@click.option("--dry-run", is_flag=True, help="Only show what would change.")
 @yes_option
-def restore(uri: str | None, as_json: bool, state_id: str, version: int, yes: bool) -> None:
-    """Make a state what it was in an old version. That becomes a new version, so it can be undone, too."""
+def restore(  # noqa: PLR0917 - one parameter an option
+    uri: str | None, as_json: bool, state_id: str, version: int, dry_run: bool, yes: bool
+) -> None:
+    """Make a state what it was in an old version. That becomes a new version, so it can be undone, too.
+
+    What would change is shown before the question. When another writes the state before the answer, nothing is written.
+    """
     with opened(uri) as target:
         _require_history(target)
         old = _version(target, state_id, version)
         present = target.states.get(state_id)
-        needed = not same(present, old)
+        needed, name = not same(present, old), repr(printable(state_id))
         found = changes(present, old)
-        if needed:
-            confirm(f"Restore state {printable(state_id)!r} as of version {version}: {len(found)} changes?", yes)
-            target.store.restore(old)
+        restored = needed and not dry_run
+        if restored:
+            confirm(f"Restore state {name} as of version {version}?", yes, map(_line, found))
+            target.store.restore(old, present)
     if as_json:
-        print_json({"state_id": state_id, "version": version, "restored": needed, "changes": _documents(found)})
-    elif needed:
+        outcome = {"dry_run": dry_run, "restored": restored, "changes": _documents(found)}
+        print_json({"state_id": state_id, "version": version, **outcome})
+        return
+    if yes or dry_run:  # else the question showed them
         for change in found:
             click.echo(_line(change))
-        click.echo(f"Restored state {printable(state_id)!r} as of version {version}.")
+    if needed:
+        click.echo(f"{'Restored' if restored else 'Would restore'} state {name} as of version {version}.")
     else:
-        click.echo(f"State {printable(state_id)!r} is as in version {version} already. Nothing was written.")
+        click.echo(f"State {name} is as in version {version} already. Nothing was written.")
 
 
 def _require_history(target: Target) -> None:
@@ -137,7 +167,7 @@ def _version(target: Target, state_id: str, version: int | None) -> StateRow:
 
 def _nothing_kept(target: Target, state_id: str) -> NoSuchVersionError:
     days = target.schema.kept_days()
-    kept = f"; versions are kept for {days} days" if days else ""
+    kept = f"; versions are kept for {counted_noun(days, 'day')}" if days else ""
     return NoSuchVersionError(f"State {state_id!r} has no history{kept}", "See: meltano-ch-state states")
 
 
@@ -151,12 +181,12 @@ def _steps(newest_first: Iterator[StateRow]) -> Iterator[tuple[StateRow, list[Ch
 
 
 def _write_page(file: Path, state_id: str, versions: list[StateRow], as_json: bool) -> None:
-    with whole_file(file) as stream:
+    with destination(file) as stream:
         stream.write(page(state_id, versions))
-    if as_json:
+    if is_file(file) and as_json:
         print_json({"file": str(file), "versions": len(versions)})
-    else:
-        click.echo(f"Wrote {len(versions)} versions to {file}.")
+    elif is_file(file):
+        click.echo(f"Wrote {counted_noun(len(versions), 'version')} to {file}.")
 
 
 def _document(row: StateRow, found: list[Change] | None) -> dict[str, Any]:
@@ -198,15 +228,10 @@ def _summary(row: StateRow, found: list[Change] | None) -> str:
 def _line(change: Change) -> str:
     name = printable(change.name)
     if change.before is ABSENT:
-        return f"+ {name} {_short(change.after)}"
+        return f"+ {name} {short(change.after, SHOWN_CHARACTERS)}"
     if change.after is ABSENT:
-        return f"- {name} {_short(change.before)}"
-    return f"{name} {_short(change.before)} -> {_short(change.after)}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
+        return f"- {name} {short(change.before, SHOWN_CHARACTERS)}"
+    return f"{name} {short(change.before, SHOWN_CHARACTERS)} -> {short(change.after, SHOWN_CHARACTERS)}"
 
 
 def _headline(row: StateRow | None) -> str:

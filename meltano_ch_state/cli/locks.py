@@ -53,8 +53,10 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 @yes_option
 def unlock(uri: str | None, as_json: bool, state_id: str, lock_id: str, yes: bool) -> None:
     """End a lock by hand. Its holder, if it lives, is told at its next write, which does not count."""
-    confirm(f"End the lock {printable(lock_id)} of state {printable(state_id)!r}?", yes)
     with opened(uri) as target:
+        if not yes:
+            holder = target.locks.find(state_id, lock_id).identity.holder
+            confirm(f"End the lock of state {printable(state_id)!r}, which {printable(holder)} holds?", yes)
         ended = target.locks.revoke(state_id, lock_id, identify("unlock"))
     if as_json:
         print_json({"state_id": state_id, "lock_id": lock_id, "holder": ended.identity.holder})

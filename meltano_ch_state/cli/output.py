@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeGuard, TypeVar
 
 import click
 from rich.console import Console
@@ -29,9 +30,36 @@ class RefusedError(click.ClickException):
     exit_code = 2
 
 
+class PrintingGroup(click.Group):
+    """Commands that fail, with one line, when what they print cannot be written."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command. Click ends it quietly with exit code 1 when a reader such as `head` goes away."""
+        try:
+            if sys.stdout is None:
+                raise OSError(errno.EBADF, "it is closed")
+            try:
+                return super().main(*args, **options)
+            finally:
+                sys.stdout.flush()  # else Python does, at its exit, and complains in its own way
+        except OSError as error:
+            if error.filename is not None:
+                raise
+            _write_no_more()
+            if error.errno != errno.EPIPE:
+                click.ClickException(f"Cannot write standard output: {error.strerror or error}.").show()
+            sys.exit(1)
+
+
+def _write_no_more() -> None:
+    """Have what is still in a buffer go nowhere: Python writes it at its exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def print_json(document: object) -> None:
-    """Print one JSON document on standard output."""
-    click.echo(json.dumps(document))
+    """Print one JSON document on standard output. Numbers that JSON has not, such as Infinity, become strings."""
+    click.echo(json.dumps(json.loads(json.dumps(document), parse_constant=str), allow_nan=False))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
@@ -53,13 +81,29 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+def counted_noun(count: int, noun: str) -> str:
+    """So many of something: `1 state`, `2 states`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def as_time(microseconds: int) -> str:
     """A server's time as ISO 8601, UTC."""
     return datetime.fromtimestamp(microseconds // 1_000_000, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
-def confirm(question: str, yes: bool) -> None:
+def short(value: Any, characters: int) -> str:
+    """A value as JSON, cut to so many characters, without any that would steer the terminal."""
+    text = printable(json.dumps(value, ensure_ascii=False)[: characters + 1])
+    return text if len(text) <= characters else f"{text[: characters - 3]}..."
+
+
+def confirm(question: str, yes: bool, about: Iterable[str] = ()) -> None:
     """Ask before something is lost, unless `yes`.
+
+    Args:
+        question: What to ask.
+        yes: The answer, so that nothing is asked.
+        about: Lines to show before the question: what would be lost.
 
     Raises:
         click.Abort: If the answer is no.
@@ -69,6 +113,8 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise RefusedError("Nothing was done: this asks first, and there is no terminal. Give --yes to do it.")
+    for line in about:
+        click.echo(line, err=True)
     click.confirm(question, abort=True, err=True)
 
 
@@ -88,6 +134,21 @@ def counted(items: Iterable[T], bar: Progress) -> Iterator[T]:
     for item in items:
         bar.advance(bar.task_ids[0])
         yield item
+
+
+@contextmanager
+def destination(path: Path | None) -> Iterator[TextIO]:
+    """Standard output for None and for `-`, else a file; see `whole_file`."""
+    if is_file(path):
+        with whole_file(path) as stream:
+            yield stream
+    else:
+        yield sys.stdout
+
+
+def is_file(path: Path | None) -> TypeGuard[Path]:
+    """Whether it is a file, and not standard output."""
+    return path is not None and str(path) != "-"
 
 
 @contextmanager

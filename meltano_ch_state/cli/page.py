@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from html import escape
-from typing import Any
 
-from meltano_ch_state.cli.output import printable
+from meltano_ch_state.cli.output import counted_noun, printable, short
 from meltano_ch_state.history import ABSENT, Change, Point, Series, changes, series
 from meltano_ch_state.protocol import StateRow
 
@@ -81,7 +79,7 @@ def page(state_id: str, versions: Sequence[StateRow]) -> str:
 </head>
 <body>
 <h1>{_text(state_id)}</h1>
-<p>{len(versions)} {"version" if len(versions) == 1 else "versions"}, from {first} to {last} UTC.
+<p>{counted_noun(len(versions), "version")}, from {first} to {last} UTC.
 A dashed line: the bookmark was dropped there.</p>
 {plots}
 <section>
@@ -112,19 +110,14 @@ def _said(found: Sequence[Change]) -> str:
 
 
 def _values(change: Change) -> str:
-    old = "" if change.before is ABSENT else f"<del>{_text(_short(change.before))}</del>"
-    new = "" if change.after is ABSENT else f"<ins>{_text(_short(change.after))}</ins>"
+    old = "" if change.before is ABSENT else f"<del>{escape(short(change.before, SHOWN_CHARACTERS))}</del>"
+    new = "" if change.after is ABSENT else f"<ins>{escape(short(change.after, SHOWN_CHARACTERS))}</ins>"
     return f"{old} &rarr; {new}" if old and new else f"{new} added" if new else f"{old} dropped"
 
 
 def _text(text: str) -> str:
     """Any text as HTML; what is no character, or a control one, is spelt out."""
     return escape(printable(text))
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def _plots(line: Series) -> str:
@@ -150,9 +143,11 @@ class _Scale:
         return round(self.start + share * (self.end - self.start), 1)
 
     def ticks(self) -> list[float]:
-        """Values at equal distances, or the only one there is."""
+        """Values at equal distances, or the only one there is; whole numbers where both ends are."""
         step = (self.high - self.low) / (TICKS - 1)
-        return [self.low + step * number for number in range(TICKS)] if step > 0 else [self.low]
+        found = [self.low + step * number for number in range(TICKS)] if step > 0 else [self.low]
+        whole = self.low == int(self.low) and self.high == int(self.high)
+        return [float(number) for number in dict.fromkeys(map(round, found))] if whole else found
 
 
 def _extent(line: Series) -> tuple[float, float]:
@@ -180,17 +175,26 @@ def _axes(across: _Scale, up: _Scale, label: Callable[[float], str]) -> str:
         label = _short_moment(up)
     grid = [
         f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(tick)}" y2="{up(tick)}"/>'
-        f'<text x="{LEFT - 6}" y="{up(tick) + 4}" text-anchor="end">{_text(label(tick))}</text>'
-        for tick in up.ticks()
+        f'<text x="{LEFT - 6}" y="{up(tick) + 4}" text-anchor="end">{_text(said)}</text>'
+        for said, tick in _labelled(up, label)
     ]
-    ticks = across.ticks()
-    ends = dict(zip(ticks, ("start", "middle", "middle", "end") if len(ticks) > 1 else ("middle",), strict=True))
-    moment = _short_moment(across)
     grid += [
-        f'<text x="{across(tick)}" y="{HEIGHT - 6}" text-anchor="{end}">{moment(tick)}</text>'
-        for tick, end in ends.items()
+        f'<text x="{across(tick)}" y="{HEIGHT - 6}" text-anchor="{_anchor(tick, across)}">{said}</text>'
+        for said, tick in _labelled(across, _short_moment(across))
     ]
     return "".join(grid)
+
+
+def _labelled(axis: _Scale, label: Callable[[float], str]) -> Iterable[tuple[str, float]]:
+    """The ticks that have a label of their own: of those that read the same, the first."""
+    return {label(tick): tick for tick in reversed(axis.ticks())}.items()
+
+
+def _anchor(tick: float, axis: _Scale) -> str:
+    """Where a label stands at its tick, so that it stays within the plot."""
+    if axis.low == axis.high:
+        return "middle"
+    return "start" if tick <= axis.low else "end" if tick >= axis.high else "middle"
 
 
 def _path(points: Sequence[Point], across: _Scale, up: _Scale, kind: str) -> str:

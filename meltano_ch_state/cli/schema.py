@@ -60,7 +60,7 @@ class Revision(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
 @click.argument("revision", type=Revision(), default="head")
 def upgrade(uri: str | None, as_json: bool, revision: str) -> None:
     """Create or upgrade the tables. Up to REVISION, which is head unless given."""
-    with opened(uri) as target, _alembic_errors():
+    with opened(uri, makes=True) as target, _alembic_errors():
         before = _revision(target)
         target.schema.upgrade(revision)
         target.schema.keep_history()
@@ -69,7 +69,8 @@ def upgrade(uri: str | None, as_json: bool, revision: str) -> None:
     if as_json:
         print_json({"schema": schema, "before": before, "after": after})
     elif before == after:
-        click.echo(f"Schema {schema} is at revision {after} already.")
+        included = "" if revision in {"head", after} else f", which includes {revision}"
+        click.echo(f"Schema {schema} is at revision {after} already{included}.")
     else:
         click.echo(f"Upgraded schema {schema} from {before or 'nothing'} to revision {after}.")
 

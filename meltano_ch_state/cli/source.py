@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from meltano_ch_state.cli.target import target_of
+from meltano_ch_state.cli.target import require_folder, target_of
 from meltano_ch_state.errors import StateBackendError
 from meltano_ch_state.settings import SCHEMES, resolve
 
@@ -83,7 +83,10 @@ def without_secrets(source: str, text: str) -> str:
 
 
 def _file(name: str) -> Iterator[Imported]:
-    data = json.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
+    try:
+        data = json.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"It is no JSON: line {error.lineno}, column {error.colno}") from error
     if not isinstance(data, dict):
         raise ValueError("It is no JSON object of states")
     for state_id, parts in data.items():
@@ -103,7 +106,9 @@ def _backend(uri: str) -> Iterator[Imported]:
 
 
 def _own(uri: str) -> Iterator[Imported]:
-    target = target_of(resolve(uri))
+    settings = resolve(uri)
+    require_folder(settings)
+    target = target_of(settings)
     if not target.schema.readable():
         raise StateBackendError(f"There are no tables in schema {target.settings.schema}")
     for row in target.states.stream():

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from meltano_ch_state.cli.output import as_time, confirm, print_json, print_table, printable
+from meltano_ch_state.cli.output import as_time, confirm, counted_noun, print_json, print_table, printable
 from meltano_ch_state.cli.target import StateID, Target, backend_options, opened, yes_option
 from meltano_ch_state.models import LOCK_ROWS_KEPT_DAYS
 from meltano_ch_state.pruning import TOMBSTONE_DAYS, Pruner
@@ -34,14 +34,20 @@ class Age(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
     """A duration such as `90d`, in seconds."""
 
     name = "age"
-    _seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # noqa: RUF012 - never changed
+    _units = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}  # noqa: RUF012 - never changed
+
+    def __init__(self, least_seconds: float = 0) -> None:
+        self._least_seconds = least_seconds
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Read a whole number and its unit."""
         found = re.fullmatch(r"([0-9]{1,9})([smhdw])", str(value))
         if not found:
             self.fail(f"{value!r} is no age. Write it like 90d, 12h, 30m or 2w.", param, ctx)
-        return float(found[1]) * self._seconds[found[2]]
+        seconds = float(found[1]) * self._units[found[2]]
+        if seconds < self._least_seconds:
+            self.fail(f"{value!r} is too short: give at least {self._least_seconds:g}s.", param, ctx)
+        return seconds
 
 
 @click.command(
@@ -66,9 +72,9 @@ class Age(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
 )
 @click.option(
     "--history-older-than",
-    type=Age(),
-    help="Delete the old versions of states that were written so long ago; they cannot be restored then. Needs ALTER"
-    " DELETE.",
+    type=Age(least_seconds=1),
+    help="Delete the old versions of states that were written so long ago; they cannot be restored then. The newest of"
+    " each state stays. Needs ALTER DELETE.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 @yes_option
@@ -128,10 +134,9 @@ def _pruned(target: Target, found: dict[str, Any], older_than: float | None, cut
 
 
 def _summary(found: dict[str, Any]) -> str:
-    return (
-        f"{len(found['states'])} states, {len(found['tombstones'])} tombstones of states,"
-        f" {found['lock_rows']} rows of the lock table, {found['versions']} old versions"
-    )
+    states, tombstones = (counted_noun(len(found[kind]), kind.removesuffix("s")) for kind in ("states", "tombstones"))
+    rows, versions = counted_noun(found["lock_rows"], "row"), counted_noun(found["versions"], "old version")
+    return f"{states}, {tombstones} of states, {rows} of the lock table, {versions}"
 
 
 def _print(found: dict[str, Any], dry_run: bool) -> None:

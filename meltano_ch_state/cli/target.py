@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ import click
 from sqlalchemy import Engine
 
 from meltano_ch_state.connection import engine_for
-from meltano_ch_state.errors import StateBackendError
+from meltano_ch_state.errors import ConfigurationError, StateBackendError
 from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.migrate import Schema
 from meltano_ch_state.modes import locker_for
 from meltano_ch_state.project import find_settings
+from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
 from meltano_ch_state.repositories.history import HistoryRepository
 from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.repositories.maintenance import MaintenanceRepository
@@ -65,10 +67,17 @@ class Target:
 
 
 @contextmanager
-def opened(uri: str | None) -> Iterator[Target]:
-    """The state backend that the URI or the surroundings name; errors end the command with one line and exit code 1."""
+def opened(uri: str | None, *, makes: bool = False) -> Iterator[Target]:
+    """The state backend that the URI or the surroundings name; errors end the command with one line and exit code 1.
+
+    Args:
+        uri: As it was given to the command.
+        makes: Whether the command makes what is not there; else it makes no folder for the embedded engine, either.
+    """
     with one_line_errors():
         target = target_of(find_settings({"uri": uri}))
+        if not makes:
+            require_folder(target.settings)
         try:
             yield target
         finally:
@@ -78,6 +87,16 @@ def opened(uri: str | None) -> Iterator[Target]:
 def target_of(settings: Settings) -> Target:
     """The state backend of some settings; nothing is sent yet."""
     return Target(settings, engine_for(settings))
+
+
+def require_folder(settings: Settings) -> None:
+    """See that the folder of the embedded engine is there: the engine would make one that is mistyped.
+
+    Raises:
+        ConfigurationError: If it is not.
+    """
+    if settings.path and not os.path.exists(settings.path):
+        raise ConfigurationError(f"There is no folder {settings.path}", f"Name another; or make it: {UPGRADE_COMMAND}")
 
 
 @contextmanager

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
 
 import click
 
-from meltano_ch_state.cli.output import confirm, counted, print_json, print_table, progress, whole_file
+from meltano_ch_state.cli.document import part_of, write_states
+from meltano_ch_state.cli.output import (
+    confirm,
+    counted,
+    counted_noun,
+    destination,
+    is_file,
+    print_json,
+    print_table,
+    printable,
+    progress,
+)
 from meltano_ch_state.cli.source import Imported, read, without_secrets
 from meltano_ch_state.cli.target import Target, backend_options, opened, yes_option
-from meltano_ch_state.errors import InvalidStateError, SchemaMissingError
-from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.errors import SchemaMissingError
 from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
+
+SHOWN_STATES = 10
+"""So many states the question names; with --dry-run all are listed."""
 
 
 @click.command(name="import")
@@ -30,18 +40,20 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
     SOURCE is the URI of any state backend of Meltano (file://, s3://, systemdb, ...), or a JSON file as `export` and
     `meltano state export` write it; - is standard input.
 
-    Everything is read and checked first. States that are there already are replaced, after a question; those that are
-    the same stay untouched.
+    Everything is read and checked first. States that are there already are replaced, after a question that names the
+    first of them; those that are the same stay untouched.
     """
-    with opened(uri) as target:
+    with opened(uri, makes=True) as target:
         with progress("Reading") as bar:
             given = {state.state_id: state for state in counted(read(source), bar)}
         plan = _plan(target, given)
         due = [given[state_id] for state_id, action in plan.items() if action != "unchanged"]
-        replaced = sum(action == "replaced" for action in plan.values())
+        replaced = [state_id for state_id, action in plan.items() if action == "replaced"]
         if not dry_run:
             if replaced:
-                confirm(f"Replace {replaced} states that are there already?", yes)
+                there = "that is" if len(replaced) == 1 else "that are"
+                question = f"Replace {counted_noun(len(replaced), 'state')} {there} there already?"
+                confirm(question, yes, _named(replaced))
             with progress("Writing", len(due)) as bar:
                 target.store.set_all(counted(due, bar))
     if as_json:
@@ -51,7 +63,15 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
     if dry_run and plan:
         print_table(("STATE", "ACTION"), list(plan.items()))
     counts = ", ".join(f"{list(plan.values()).count(action)} {action}" for action in ("new", "replaced", "unchanged"))
-    click.echo(f"{'Would import' if dry_run else 'Imported'} {len(due)} states ({counts}).")
+    click.echo(f"{'Would import' if dry_run else 'Imported'} {counted_noun(len(due), 'state')} ({counts}).")
+
+
+def _named(state_ids: list[str]) -> Iterator[str]:
+    """A line for each of the first of them."""
+    for state_id in state_ids[:SHOWN_STATES]:
+        yield f"replaced  {printable(state_id)}"
+    if len(state_ids) > SHOWN_STATES:
+        yield f"and {len(state_ids) - SHOWN_STATES} more"
 
 
 def _plan(target: Target, given: dict[str, Imported]) -> dict[str, str]:
@@ -61,7 +81,7 @@ def _plan(target: Target, given: dict[str, Imported]) -> dict[str, str]:
         for row in target.states.stream():
             if row.state_id in plan:
                 state = given[row.state_id]
-                stored = _part(row, row.partial_state), _part(row, row.completed_state)
+                stored = part_of(row, row.partial_state), part_of(row, row.completed_state)
                 # as text: to Python 1, 1.0 and true are equal
                 same = json.dumps(stored) == json.dumps((state.partial_state, state.completed_state))
                 plan[row.state_id] = "unchanged" if same else "replaced"
@@ -77,40 +97,14 @@ def export(uri: str | None, as_json: bool, file: Path | None) -> None:
     To FILE, or to standard output, as `import` and `meltano state import` read it. FILE is replaced only when all of it
     is written. With FILE, --json tells how many states there are.
     """
-    to_file = file is not None and str(file) != "-"
     with opened(uri) as target:
         if not target.schema.readable():
             raise SchemaMissingError(
                 f"There is nothing to export: no tables in schema {target.settings.schema}", f"Run: {UPGRADE_COMMAND}"
             )
-        with whole_file(file) if file and to_file else _standard_output() as stream:
-            count = _write(target.states.stream(), stream)
-    if to_file and as_json:
+        with destination(file) as stream:
+            count = write_states(target.states.stream(), stream)
+    if is_file(file) and as_json:
         print_json({"file": str(file), "states": count})
-    elif to_file:
-        click.echo(f"Exported {count} states to {file}.")
-
-
-def _write(rows: Iterator[StateRow], stream: TextIO) -> int:
-    """Write the document row by row: it need not fit into memory."""
-    count = 0
-    for row in rows:
-        parts = {"completed": _part(row, row.completed_state), "partial": _part(row, row.partial_state)}
-        stream.write(f"{',' if count else '{'}\n{json.dumps(row.state_id)}: {json.dumps(parts)}")
-        count += 1
-    stream.write("\n}\n" if count else "{}\n")
-    return count
-
-
-def _part(row: StateRow, text: str | None) -> Any:
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        raise InvalidStateError(
-            f"State {row.state_id!r} holds something that is no JSON", "Replace it with: meltano state set, or clear it"
-        ) from None
-
-
-@contextmanager
-def _standard_output() -> Iterator[TextIO]:
-    yield sys.stdout
+    elif is_file(file):
+        click.echo(f"Exported {counted_noun(count, 'state')} to {file}.")

@@ -147,23 +147,37 @@ class LockRepository(TableRepository):
         held = [cell.lock for cell in self._cells_there().values() if not cell.released]
         return sorted((lock for lock in (*rows, *held) if not lock.is_guard), key=lambda lock: lock.state_id)
 
+    def find(self, state_id: str, lock_id: str) -> LiveLock:
+        """Somebody's lock.
+
+        Raises:
+            NoSuchLockError: If there is no live lock with that lock_id.
+        """
+        return self._find(state_id, lock_id)[0]
+
     def revoke(self, state_id: str, lock_id: str, by: Identity) -> LiveLock:
         """End somebody's lock; its holder is told at its next write.
 
         Raises:
             NoSuchLockError: If there is no live lock with that lock_id.
         """
-        lock = self.read_views([state_id])[state_id].own(lock_id)
-        if lock is None:
-            cell = self._cells_there([state_id]).get(state_id)
-            if cell and cell.lock.lock_id == lock_id and not cell.released:
-                self.cells.release(lock_id, [state_id])
-                return cell.lock
-            raise NoSuchLockError(
-                f"State {state_id!r} has no live lock with lock_id {lock_id!r}", "See: meltano-ch-state locks"
-            )
-        self.insert_rows([tombstone_of(lock, by)])
+        lock, in_keeper = self._find(state_id, lock_id)
+        if in_keeper:
+            self.cells.release(lock_id, [state_id])
+        else:
+            self.insert_rows([tombstone_of(lock, by)])
         return lock
+
+    def _find(self, state_id: str, lock_id: str) -> tuple[LiveLock, bool]:
+        """A lock, and whether it is one in Keeper."""
+        if lock := self.read_views([state_id])[state_id].own(lock_id):
+            return lock, False
+        cell = self._cells_there([state_id]).get(state_id)
+        if cell and cell.lock.lock_id == lock_id and not cell.released:
+            return cell.lock, True
+        raise NoSuchLockError(
+            f"State {state_id!r} has no live lock with lock_id {lock_id!r}", "See: meltano-ch-state locks"
+        )
 
     def _cells_there(self, state_ids: Collection[str] | None = None) -> dict[str, Cell]:
         """The rows in Keeper; none where there is no such table, or the user may not know."""

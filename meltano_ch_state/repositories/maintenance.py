@@ -6,12 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BindParameter, Engine, Table, TextClause, bindparam, func, text
+from sqlalchemy import BindParameter, Engine, Table, bindparam, func, text
 
 from meltano_ch_state.globs import literal_prefix, matcher
 from meltano_ch_state.models import LOCK_ROWS_KEPT_DAYS, build
 from meltano_ch_state.repositories.base import TableRepository, select_final
-from meltano_ch_state.repositories.faults import server_errors
 from meltano_ch_state.settings import Names
 
 
@@ -79,7 +78,7 @@ class MaintenanceRepository(TableRepository):
         statement = text(
             f"DELETE FROM {self._state_table} WHERE state_id IN :ids AND toUnixTimestamp64Micro(updated_at) < :cutoff"  # noqa: S608
         )
-        self._command(statement.bindparams(_IDS), {"ids": list(state_ids), "cutoff": cutoff})
+        self.execute(statement.bindparams(_IDS), {"ids": list(state_ids), "cutoff": cutoff})
 
     def expired_lock_rows(self) -> int:
         """How many lock rows are there yet though their time to live is over, by the server's clock."""
@@ -94,15 +93,11 @@ class MaintenanceRepository(TableRepository):
         Raises:
             PermissionDeniedError: If the user has no OPTIMIZE.
         """
-        self._command(text(f"OPTIMIZE TABLE {self._lock_table} FINAL"), {})
+        self.execute(text(f"OPTIMIZE TABLE {self._lock_table} FINAL"), {})
 
     def _older(self, cleared: bool) -> Any:
         wanted = (self._state.is_deleted == int(cleared), self._updated < bindparam("cutoff"))
         return select_final(self._state.state_id).where(*wanted).order_by(self._state.state_id)
-
-    def _command(self, statement: TextClause, parameters: dict[str, Any]) -> None:
-        with server_errors(self.engine), self.engine.connect() as connection:
-            connection.execute(statement, parameters)
 
 
 _IDS: BindParameter[Any] = bindparam("ids", expanding=True)

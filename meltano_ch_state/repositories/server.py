@@ -75,10 +75,13 @@ class ServerRepository(Repository):
         return max(0, int(newest[0][0] or 0))
 
     def unkept(self) -> tuple[str, int] | None:
-        """A version of the last day that the history has not: its state ID, and its microseconds since 1970."""
+        """A version of the last day that is in force and not in the history: its state ID, and its microseconds.
+
+        Those that were replaced may have been pruned.
+        """
         state, history = (f"`{self._names.schema}`.`{name}`" for name in (self._names.table, self._names.history_table))
         statement = (
-            f"SELECT state_id, toUnixTimestamp64Micro(updated_at) FROM {state} WHERE {_LATELY}"  # noqa: S608
+            f"SELECT state_id, toUnixTimestamp64Micro(updated_at) FROM {state} FINAL WHERE {_LATELY}"  # noqa: S608
             " AND updated_at < now64(6) - toIntervalMinute(1)"  # what is just being written need not be in both
             f" AND (state_id, updated_at) NOT IN (SELECT state_id, updated_at FROM {history} WHERE {_LATELY})"
             " ORDER BY updated_at DESC LIMIT 1"

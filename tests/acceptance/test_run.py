@@ -57,6 +57,23 @@ def test_two_first_runs_at_once_both_keep_their_bookmarks(project: Project, tmp_
     assert states == {f"{STATE_ID}:{suffix}": {"completed": bookmark(9), "partial": {}} for suffix in suffixes}
 
 
+def test_the_history_names_the_operations_as_its_page_does(project: Project) -> None:
+    project.output("state", "import", stdin=json.dumps({"a": {"completed": bookmark(1), "partial": {}}}))
+    project.output("state", "set", "--force", "a", json.dumps(bookmark(2)))
+    project.output("state", "move", "--force", "a", "b")
+    project.output("state", "clear", "--force", "b")
+
+    def operations(state_id: str) -> list[str]:
+        versions = json.loads(succeeded(project.run(*COMMAND, "history", state_id, "--json")).stdout)
+        return [version["operation"] for version in reversed(versions)]
+
+    assert operations("a")[0] == "set_all"
+    assert set(operations("a")[1:-1]) == {"update"}
+    assert operations("a")[-1] == "clear"
+    assert operations("b")[-1] == "clear"
+    assert set(operations("b")[:-1]) == {"update"}
+
+
 def test_a_bad_state_set_is_undone_and_the_history_names_the_run(project: Project) -> None:
     project.sell(1, 2, 3)
     succeeded(project.pipeline("--run-id", RUN_ID))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meltano.core.state_store.base import MeltanoState
 
 from meltano_ch_state.connection import engine_for
+from meltano_ch_state.errors import StateChangedError
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.history import HistoryRepository
@@ -54,7 +55,7 @@ def test_each_way_to_write_makes_a_version(manager: Manager) -> None:
 
     rows = history(manager, "a")
     assert [contents(row) for row in rows] == [1, 2, 3, None, 4, None, 5, None]
-    operations = ["set", "update", "set_all", "clear", "set", "update", "set", "clear_all"]
+    operations = ["set", "update", "set_all", "clear", "set", "clear", "set", "clear_all"]
     assert [row.operation for row in rows] == operations
     assert {row.holder for row in rows} == {identify("").holder}
     versions = [row.updated_at for row in rows]
@@ -68,6 +69,17 @@ def test_each_write_under_one_lock_is_a_version(manager: Manager) -> None:
             manager.set(state(value))
 
     assert [contents(row) for row in history(manager, "a")] == list(range(5))
+
+
+def test_a_write_under_a_lock_says_what_it_is_itself_and_a_set_what_the_lock_is_for(manager: Manager) -> None:
+    with manager.acquire_lock("a"):
+        manager.set(state(1))
+        manager.set_all([state(2)])
+        manager.delete("a")
+    with manager.store.lock("a", "report"):
+        manager.set(state(3))
+
+    assert [row.operation for row in history(manager, "a")] == ["update", "set_all", "clear", "report"]
 
 
 def test_ids_do_not_cross_match(manager: Manager) -> None:
@@ -91,11 +103,43 @@ def test_an_old_version_may_be_had_back(manager: Manager) -> None:
     manager.clear("a")
     (first, _, cleared) = history(manager, "a")
 
-    manager.store.restore(first)
+    manager.store.restore(first, None)
     assert manager.get("a") == MeltanoState("a", {"p": 1}, {"value": 1})
-    manager.store.restore(cleared)
+    manager.store.restore(cleared, history(manager, "a")[-1])
     assert manager.get("a") is None
     assert [row.operation for row in history(manager, "a")][-2:] == ["restore", "restore"]
+
+
+def test_a_restore_replaces_only_what_its_caller_saw(manager: Manager) -> None:
+    manager.set(state(1))
+    manager.set(state(2))
+    first, seen = history(manager, "a")
+    manager.set(state(3))
+
+    for present in (seen, None):
+        with pytest.raises(
+            StateChangedError, match=r"Another wrote state 'a' meanwhile, so nothing was written\. Look"
+        ):
+            manager.store.restore(first, present)
+    manager.clear("a")
+    with pytest.raises(StateChangedError):
+        manager.store.restore(first, seen)
+
+    assert [contents(row) for row in history(manager, "a")] == [1, 2, 3, None]
+    manager.store.restore(first, None)
+    assert manager.get("a") == state(1)
+
+
+def test_a_restore_under_a_lock_sees_what_was_written_under_it(manager: Manager) -> None:
+    manager.set(state(1))
+    (first,) = history(manager, "a")
+    with manager.acquire_lock("a"):
+        manager.set(state(2))
+        with pytest.raises(StateChangedError):
+            manager.store.restore(first, first)
+        manager.store.restore(first, history(manager, "a")[-1])
+
+    assert manager.get("a") == state(1)
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

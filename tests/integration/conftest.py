@@ -26,8 +26,10 @@ def on_server(server: Endpoint, schema: str) -> Iterator[Backend]:
 
 @pytest.fixture
 def on_embedded(tmp_path: Path) -> Iterator[Backend]:
-    """A folder of the embedded engine that does not exist yet."""
-    backend = Backend(f"chdb://{tmp_path / 'state'}")
+    """A folder of the embedded engine in which nothing is yet."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    backend = Backend(f"chdb://{folder}")
     yield backend
     backend.close()
 

@@ -82,21 +82,26 @@ def test_on_a_terminal_unlock_asks_first(on_tables: Backend, answer: str, code: 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["unlock", ID, "--lock-id", "x"], ["prune", "--older-than", "0s"], ["import", "-"]],
+    [["unlock", ID, "--lock-id", "LOCK_ID"], ["prune", "--older-than", "0s"], ["import", "-"]],
     ids=lambda arguments: arguments[0],
 )
 def test_without_a_terminal_and_without_yes_nothing_is_done(on_tables: Backend, arguments: list[str]) -> None:
     manager = on_tables.manager()
     manager.set(MeltanoState("a", {}, {"n": 1}))
-    result = on_tables.run(*arguments, stdin='{"a": {"completed": {"n": 2}}}')
+    with manager.acquire_lock(ID):
+        (row,) = on_tables.json("locks")
+        arguments = [row["lock_id"] if each == "LOCK_ID" else each for each in arguments]
+        result = on_tables.run(*arguments, stdin='{"a": {"completed": {"n": 2}}}')
+        assert on_tables.json("locks")[0]["lock_id"] == row["lock_id"]
     assert failed(result, 2) == (
         "Error: Nothing was done: this asks first, and there is no terminal. Give --yes to do it."
     )
     assert manager.get("a") == MeltanoState("a", {}, {"n": 1})
 
 
-def test_a_wrong_lock_id_is_one_line_and_writes_nothing(backend: Backend) -> None:
-    line = failed(backend.run("unlock", ID, "--lock-id", "nonsense", "--yes"))
+@pytest.mark.parametrize("more", [("--yes",), ()], ids=["yes", "asking"])
+def test_a_wrong_lock_id_is_one_line_and_writes_nothing(backend: Backend, more: tuple[str, ...]) -> None:
+    line = failed(backend.run("unlock", ID, "--lock-id", "nonsense", *more))
     assert line == f"Error: State \"{ID}\" has no live lock with lock_id 'nonsense'. See: meltano-ch-state locks."
     assert backend.sql("SELECT count() FROM {schema}.state_lock") == [(0,)]
 
@@ -147,6 +152,38 @@ def test_where_there_are_no_tables_there_is_nothing_and_nothing_is_made(fresh: B
     assert fresh.json("current")["status"] == "missing"
 
 
+NOT_MAKING = [
+    *(
+        ["doctor"],
+        ["current"],
+        ["states"],
+        ["locks"],
+        ["export"],
+        ["history", "a"],
+        ["diff", "a"],
+        ["prune", "--locks"],
+    ),
+    *(["restore", "a", "--version", "1", "--yes"], ["unlock", "a", "--lock-id", "x", "--yes"]),
+]
+
+
+@pytest.mark.parametrize("arguments", NOT_MAKING, ids=lambda arguments: arguments[0])
+def test_a_folder_that_is_mistyped_is_named_and_not_made(tmp_path: Path, arguments: list[str]) -> None:
+    mistyped = tmp_path / "stat" / "e"
+    assert failed(Backend(f"chdb://{mistyped}").run(*arguments)) == (
+        f"Error: There is no folder {mistyped}. Name another; or make it: meltano-ch-state upgrade."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["upgrade"], ["import", "-"]], ids=lambda arguments: arguments[0])
+def test_what_makes_tables_makes_the_folder_too(tmp_path: Path, arguments: list[str]) -> None:
+    backend = Backend(f"chdb://{tmp_path / 'state'}")
+    backend.output(*arguments, stdin='{"a": {}}')
+    assert backend.json("current")["status"] == "current"
+    backend.close()
+
+
 def test_the_meltano_project_in_the_folder_names_the_backend(tmp_path: Path) -> None:
     (tmp_path / "meltano.yml").write_text("version: 1\nstate_backend:\n  uri: chdb://of-the-project\n")
     done = subprocess.run(
@@ -186,6 +223,40 @@ def test_a_reader_that_goes_away_is_no_traceback(on_tables: Backend) -> None:
     command = f"{shlex.join(COMMAND)} export --uri {shlex.quote(on_tables.uri)} | head -c 10"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
+
+
+PRINTING = (["states"], ["export"], ["history", "0", "--json"], ["--help"])
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=shlex.join)
+@pytest.mark.parametrize(
+    ("redirection", "why"), [(">/dev/full", "No space left on device"), (">&-", "it is closed")], ids=["full", "closed"]
+)
+@pytest.mark.parametrize("size", [1, 100_000], ids=["short", "long"])
+def test_output_that_cannot_be_written_is_a_failure_of_one_line(
+    on_tables: Backend, arguments: list[str], redirection: str, why: str, size: int
+) -> None:
+    on_tables.manager().set(MeltanoState("0", {}, {"n": "x" * size}))
+    on_tables.manager().set_all([MeltanoState("1" * size, {}, {})])
+    command = f"{shlex.join([*COMMAND, *arguments])} {redirection}"
+    environment = bare_environment() | {"MELTANO_STATE_BACKEND_URI": on_tables.uri}
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, f"Error: Cannot write standard output: {why}.\n")
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=shlex.join)
+def test_a_reader_that_reads_nothing_ends_a_command_quietly(on_tables: Backend, arguments: list[str]) -> None:
+    on_tables.manager().set(MeltanoState("0", {}, {}))
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        environment = bare_environment() | {"MELTANO_STATE_BACKEND_URI": on_tables.uri}
+        done = subprocess.run(
+            [*COMMAND, *arguments], env=environment, stdout=writer, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_on_a_terminal_an_import_shows_its_progress(on_tables: Backend, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class World:
             version(
                 1, "airflow@worker-2:4712", "update", people={"updated_at": "2025-06-15T22:10:00+00:00"}, deals=deals
             ),
-            version(2, "ann@laptop:99", "set", people={"updated_at": "2025-06-16T22:10:00+00:00"}),
+            version(2, "ann@laptop:99", "update", people={"updated_at": "2025-06-16T22:10:00+00:00"}),
         ]
         self._backend.target.states.insert_versions(rows)
 

@@ -108,7 +108,7 @@ def test_missing_tables_that_no_run_will_make_are_a_failure(on_server: Backend) 
 
 @pytest.mark.parametrize("missing", ["state_history", "state_history_view"])
 def test_versions_that_are_not_kept_are_a_warning(on_tables: Backend, missing: str) -> None:
-    assert diagnosis(on_tables)["history"]["message"] == "All versions of the last day are kept, for 90 days"
+    assert diagnosis(on_tables)["history"]["message"] == "The newest versions are kept, for 90 days"
     on_tables.sql(f"DROP TABLE `{on_tables.target.settings.schema}`.{missing} SYNC")
     on_tables.target.states.insert_versions([StateRow("a", None, "{}", time.time_ns() // 1_000 - 120_000_000)])
 
@@ -116,6 +116,18 @@ def test_versions_that_are_not_kept_are_a_warning(on_tables: Backend, missing: s
 
     assert statuses(lines, "warn", "fail") == ["history"]
     assert missing in lines["history"]["message"] or "such as that of state 'a'" in lines["history"]["message"]
+
+
+def test_versions_that_were_pruned_are_no_warning(on_tables: Backend) -> None:
+    on_tables.sql("SYSTEM STOP MERGES {schema}.state")
+    minutes_ago = time.time_ns() // 1_000 - 300_000_000
+    for number in range(3):
+        row = StateRow("a", None, "{}", minutes_ago + number)
+        on_tables.target.states.insert_versions([row])
+    time.sleep(1.1)
+    assert on_tables.json("prune", "--history-older-than", "1s", "--yes")["versions"] == 2
+
+    assert diagnosis(on_tables)["history"]["status"] == "ok"
 
 
 def test_tables_of_before_have_no_history_yet(on_server: Backend) -> None:

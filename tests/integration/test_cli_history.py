@@ -12,10 +12,14 @@ import pytest
 import structlog
 from meltano.core.state_store.base import MeltanoState
 
+from meltano_ch_state import retry
+from meltano_ch_state.errors import ServerError
 from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.states import PAGE_ROWS
+from tests.rig.endpoint import Endpoint
 from tests.rig.server import ClickHouseServer
 from tests.support.cli import Backend, failed
+from tests.support.replicated import create_replicated_tables
 
 ID = "prod:tap-shop-to-target-warehouse"
 DAY_MICROSECONDS = 86_400 * 1_000_000
@@ -79,6 +83,38 @@ def test_diff_compares_any_two_versions(told: Backend) -> None:
     assert told.output("diff", ID, "--to", str(first)).splitlines()[0] == "from  nothing: no earlier version is kept"
 
 
+def test_one_version_is_printed_whole_as_export_does(told: Backend) -> None:
+    cleared, second, first = (str(version) for version in versions(told))
+
+    whole = {ID: {"completed": bookmarks(orders={"id": 1}, customers={"id": 7}), "partial": {"p": 1}}}
+    assert told.json("history", ID, "--version", first) == whole
+    assert told.output("history", ID, "--version", cleared) == "{}\n"
+    assert f"no version {int(first) - 1} that is kept" in failed(
+        told.run("history", ID, "--version", str(int(first) - 1))
+    )
+    told.output("import", "-", stdin=told.output("history", ID, "--version", second))
+    assert told.output("export") == told.output("history", ID, "--version", second)
+
+
+@pytest.mark.parametrize("other", [("--last", "1"), ("--html", "-")])
+def test_one_version_is_no_list(on_server: Backend, other: tuple[str, ...]) -> None:
+    result = on_server.run("history", ID, "--version", "1", *other)
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_numbers_that_json_has_not_are_strings(on_tables: Backend) -> None:
+    contents = '{"a": Infinity, "b": [-Infinity, NaN], "c": 1e400, "d": 1.0, "e": 12345678901234567890}'
+    on_tables.target.states.insert_versions([StateRow("x", None, text, n) for n, text in ((1, "{}"), (2, contents))])
+
+    def strict(*arguments: str) -> Any:
+        return json.loads(on_tables.output(*arguments, "--json"), parse_constant=pytest.fail)
+
+    expected = {"a": "Infinity", "b": ["-Infinity", "NaN"], "c": "Infinity", "d": 1.0, "e": 12345678901234567890}
+    for changes in (strict("history", "x", "--last", "1")[0]["changes"], strict("diff", "x")["changes"]):
+        assert {change["path"][0]: change["after"] for change in changes} == expected
+    assert "+ a Infinity" in on_tables.output("diff", "x")
+
+
 def test_a_restore_brings_back_both_parts_as_a_new_version(told: Backend) -> None:
     first = versions(told)[-1]
 
@@ -113,6 +149,49 @@ def test_a_restore_asks_and_without_a_terminal_does_nothing(told: Backend) -> No
 
     assert "Give --yes" in failed(told.run("restore", ID, "--version", second), code=2)
 
+    assert told.manager().get(ID) is None
+    assert len(versions(told)) == 3
+
+
+def test_a_restore_shows_the_changes_before_it_asks(told: Backend) -> None:
+    second = str(versions(told)[1])
+    with told.asking("restore", ID, "--version", second) as question:
+        assert question.text == f"+ orders.id 2\nRestore state {ID!r} as of version {second}? [y/N]: "
+        assert question.answered("n")[:2] == (1, "")
+    assert len(versions(told)) == 3
+
+    with told.asking("restore", ID, "--version", second) as question:
+        assert question.answered("y") == (0, f"Restored state {ID!r} as of version {second}.\n", "")
+    assert told.manager().get(ID) == MeltanoState(ID, {}, bookmarks(orders={"id": 2}))
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_what_another_writes_before_the_answer_is_not_replaced(told: Backend, more: tuple[str, ...]) -> None:
+    second = str(versions(told)[1])
+    with told.asking("restore", ID, "--version", second, *more) as question:
+        told.manager().set(MeltanoState(ID, {}, bookmarks(orders={"id": 9})))
+        told.close()
+        code, out, error = question.answered("y")
+
+    assert (code, out.strip()) == (1, "")
+    assert error == (
+        f"Error: Another wrote state {ID!r} meanwhile, so nothing was written."
+        f" Look again: meltano-ch-state history {ID}.\n"
+    )
+    assert told.manager().get(ID) == MeltanoState(ID, {}, bookmarks(orders={"id": 9}))
+
+
+def test_a_dry_run_of_a_restore_shows_the_changes_and_writes_nothing(told: Backend) -> None:
+    cleared, second, _ = versions(told)
+
+    would = told.json("restore", ID, "--version", str(second), "--dry-run")
+    assert (would["dry_run"], would["restored"]) == (True, False)
+    assert [change["after"] for change in would["changes"]] == [2]
+    assert told.output("restore", ID, "--version", str(second), "--dry-run", "--yes").splitlines() == [
+        "+ orders.id 2",
+        f"Would restore state {ID!r} as of version {second}.",
+    ]
+    assert "Nothing was written" in told.output("restore", ID, "--version", str(cleared), "--dry-run")
     assert told.manager().get(ID) is None
     assert len(versions(told)) == 3
 
@@ -239,6 +318,7 @@ def test_a_page_is_written_whole(told: Backend, tmp_path: Path) -> None:
     assert told.json("history", ID, "--html", str(page)) == {"file": str(page), "versions": 3}
     assert "Cannot write" in failed(told.run("history", ID, "--html", str(tmp_path / "no" / "page.html")))
     failed(told.run("history", "nope", "--html", str(tmp_path / "other.html")))
+    assert told.output("history", ID, "--html", "-", "--json") == page.read_text()
     assert [path.name for path in tmp_path.glob("*.html")] == ["history.html"]
 
 
@@ -258,6 +338,60 @@ def test_prune_deletes_the_old_versions_and_no_state(backend: Backend) -> None:
 
     assert len(versions(backend, "a")) == 1
     assert backend.manager().get("a") == MeltanoState("a", {}, {"value": 1})
+
+
+def written(backend: Backend, days_ago: int, state_id: str, version: int, *, cleared: bool = False) -> None:
+    """Have the history have a version since some days ago."""
+    values = f"'{state_id}', '{{}}', fromUnixTimestamp64Micro({version}), {int(cleared)}"
+    backend.sql(
+        "INSERT INTO {schema}.state_history (state_id, completed_state, updated_at, is_deleted, written_at)"
+        f" SELECT {values}, now64(6) - toIntervalDay({days_ago})"
+    )
+
+
+def test_prune_keeps_the_newest_version_of_each_state_however_old_it_is(backend: Backend) -> None:
+    for state_id, days in (("unchanged", (80, 70, 60)), ("lately", (80, 70, 1)), ("only", (80,))):
+        for number, day in enumerate(days):
+            written(backend, day, state_id, 1_000_000 + number)
+    written(backend, 80, "cleared", 1_000_000)
+    written(backend, 70, "cleared", 1_000_001, cleared=True)
+    written(backend, 85, "written in another order", 1_000_001)
+    written(backend, 80, "written in another order", 1_000_000)
+
+    assert backend.json("prune", "--history-older-than", "30d", "--dry-run")["versions"] == 6
+    assert backend.json("prune", "--history-older-than", "30d", "--yes")["versions"] == 6
+
+    left = {
+        state_id: versions(backend, state_id)
+        for state_id in ("unchanged", "lately", "only", "cleared", "written in another order")
+    }
+    assert left == {
+        "unchanged": [1_000_002],
+        "lately": [1_000_002],
+        "only": [1_000_000],
+        "cleared": [1_000_001],
+        "written in another order": [1_000_001],
+    }
+    assert backend.json("prune", "--history-older-than", "30d", "--yes")["versions"] == 0
+
+
+def test_the_history_is_not_pruned_of_all_by_a_slip(on_server: Backend) -> None:
+    for none in ("0d", "0s", "00w"):
+        result = on_server.run("prune", "--history-older-than", none, "--yes")
+        assert result.exit_code == 2
+        assert f"'{none}' is too short: give at least 1s." in result.stderr
+
+
+def test_replicas_are_asked_to_look_each_by_itself(
+    server: Endpoint, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They refuse a mutation with a subquery else; this server's replica cannot write, and says so only then."""
+    monkeypatch.setattr(retry, "RETRY_SECONDS", 0.0)
+    create_replicated_tables(server, schema)
+    repository = Backend(f"{server.url()}?schema={schema}").target.history
+    with pytest.raises(ServerError) as caught:
+        repository.erase_older(1)
+    assert "nondeterministic" not in str(caught.value)
 
 
 def test_a_prune_of_a_history_that_is_not_there_finds_nothing(on_server: Backend) -> None:

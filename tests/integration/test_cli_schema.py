@@ -15,6 +15,7 @@ def test_upgrade_makes_the_tables_once(fresh: Backend) -> None:
     assert fresh.json("upgrade", "0001") == {"schema": schema, "before": HEAD, "after": HEAD}
     assert fresh.output("current") == f"{HEAD} (current; this package needs {HEAD})\n"
     assert fresh.output("upgrade") == f"Schema {schema} is at revision {HEAD} already.\n"
+    assert fresh.output("upgrade", "0001") == f"Schema {schema} is at revision {HEAD} already, which includes 0001.\n"
 
 
 def test_the_statements_of_sql_make_the_tables(on_server: Backend) -> None:

@@ -60,6 +60,9 @@ def test_old_states_are_cleared_and_no_others(backend: Backend) -> None:
     write(backend, "young", 89)
     would = backend.json("prune", "--older-than", "90d", "--dry-run")
     assert would == {"dry_run": True, "states": ["old"], "tombstones": [], "lock_rows": 0, "versions": 0}
+    assert backend.output("prune", "--older-than", "90d", "--tombstones", "--locks", "--dry-run").splitlines()[-1] == (
+        "Would prune 1 state, 0 tombstones of states, 0 rows of the lock table, 0 old versions."
+    )
     assert [state["state_id"] for state in backend.json("states")] == ["old", "young"]
     assert backend.json("prune", "--older-than", "90d", "--yes") == would | {"dry_run": False}
     assert [state["state_id"] for state in backend.json("states")] == ["young"]

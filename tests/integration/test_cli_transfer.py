@@ -26,6 +26,7 @@ STATES: dict[str, dict[str, Any]] = {
     "100%_done:'\"`\\\n": {"completed": {"n": 123456789012345678901234567890}, "partial": None},
     "dev:tap-ünï-to-target\U0001f600": {"completed": {"text": "\u2028\x00\\"}, "partial": {}},
     "prod:a": {"completed": None, "partial": {"z": 1, "a": 2}},
+    "prod:b": {"completed": {"n": float("inf")}, "partial": None},
 }
 
 
@@ -68,22 +69,42 @@ def test_what_is_there_is_replaced_after_a_question_and_what_is_the_same_stays_u
     assert json.loads(backend.output("export"))["b"] == {"completed": {"n": 1.0}, "partial": None}
 
 
+def test_the_states_that_would_be_replaced_are_named_before_the_question(on_tables: Backend, tmp_path: Path) -> None:
+    ids = ["\x1b[31mred", *(f"id {number:02d}" for number in range(13))]
+    on_tables.manager().set_all([MeltanoState(state_id, {}, {}) for state_id in ids])
+    (tmp_path / "states.json").write_text(json.dumps({i: {"completed": {"n": 1}} for i in [*ids, "new"]}))
+
+    with on_tables.asking("import", str(tmp_path / "states.json")) as question:
+        code, out, _ = question.answered("n")
+
+    assert question.text.splitlines() == [
+        r"replaced  \x1b[31mred",
+        *(f"replaced  id {number:02d}" for number in range(9)),
+        "and 4 more",
+        "Replace 14 states that are there already? [y/N]: ",
+    ]
+    assert (code, out) == (1, "")
+    assert {row[2] for row in stored(on_tables)} == {"{}"}
+
+
 def test_a_dry_run_shows_all_and_makes_no_table(fresh: Backend) -> None:
     shown = fresh.output("import", "-", "--dry-run", stdin='{"a": {}}')
     assert [line.split() for line in shown.splitlines()[:2]] == [["STATE", "ACTION"], ["a", "new"]]
-    assert shown.splitlines()[2] == "Would import 1 states (1 new, 0 replaced, 0 unchanged)."
+    assert shown.splitlines()[2] == "Would import 1 state (1 new, 0 replaced, 0 unchanged)."
     assert fresh.json("current")["revision"] is None
 
 
 def test_the_first_import_makes_the_tables(fresh: Backend) -> None:
-    assert fresh.output("import", "-", stdin='{"a": {}}') == "Imported 1 states (1 new, 0 replaced, 0 unchanged).\n"
+    assert fresh.output("import", "-", stdin='{"a": {}}') == "Imported 1 state (1 new, 0 replaced, 0 unchanged).\n"
     assert fresh.json("current")["status"] == "current"
 
 
 @pytest.mark.parametrize(
     ("document", "complaint"),
     [
-        ("[1", "Expecting ',' delimiter"),
+        ("[1", "Cannot import from -: It is no JSON: line 1, column 3."),
+        ("{}\n{}", "It is no JSON: line 2, column 1."),
+        ("", "It is no JSON: line 1, column 1."),
         ("[]", "It is no JSON object of states"),
         ('{"good": {}, "a": 3}', "State 'a' is not of the form"),
         ('{"good": {}, "a": {"n": 1}}', "State 'a' is not of the form"),
@@ -123,6 +144,12 @@ def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
     assert line.startswith("Error: Cannot import from ")
     assert complaint in line
     assert "very-secret" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_to_import_from_that_is_mistyped_is_named_and_not_made(on_server: Backend, tmp_path: Path) -> None:
+    line = failed(on_server.run("import", f"chdb://{tmp_path / 'mistyped'}"))
+    assert f"There is no folder {tmp_path / 'mistyped'}" in line
     assert list(tmp_path.iterdir()) == []
 
 
@@ -213,7 +240,7 @@ def test_states_move_from_meltanos_own_database_and_back_in_a_project(on_tables:
 def test_export_replaces_its_file_only_when_it_is_complete(backend: Backend, tmp_path: Path) -> None:
     file = tmp_path / "states.json"
     backend.output("import", "-", stdin='{"a": {}}')
-    assert backend.output("export", str(file)) == f"Exported 1 states to {file}.\n"
+    assert backend.output("export", str(file)) == f"Exported 1 state to {file}.\n"
     before = file.read_text()
     assert json.loads(before) == {"a": {"completed": None, "partial": None}}
     backend.target.states.insert_versions([StateRow("b", None, "nonsense", 1)])
@@ -266,5 +293,5 @@ def test_as_processes_export_and_import_are_piped(on_tables: Backend, on_embedde
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")  # no progress bar where there is no terminal
-    assert done.stdout == "Imported 4 states (4 new, 0 replaced, 0 unchanged).\n"
+    assert done.stdout == "Imported 5 states (5 new, 0 replaced, 0 unchanged).\n"
     assert on_embedded.output("export") == document.stdout

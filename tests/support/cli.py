@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +23,29 @@ from tests.migrations.helpers import bare_environment
 
 COMMAND = (sys.executable, "-m", "meltano_ch_state.cli")
 COMMAND_TIMEOUT_SECONDS = 60
+
+
+class Question:
+    """A command that asks.
+
+    Attributes:
+        text: What it says on standard error, up to the question's end.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], master: int) -> None:
+        """Wait for the question."""
+        self._process, self._master = process, master
+        assert process.stderr
+        said = b""
+        while not said.endswith(b"[y/N]: ") and (more := process.stderr.read(1)):
+            said += more
+        self.text = said.decode()
+
+    def answered(self, answer: str) -> tuple[int, str, str]:
+        """Answer it; gives the exit code, and what is said on standard output and then on standard error."""
+        os.write(self._master, f"{answer}\n".encode())
+        out, error = self._process.communicate(timeout=COMMAND_TIMEOUT_SECONDS)
+        return self._process.returncode, out.decode(), error.decode()
 
 
 @dataclass
@@ -58,6 +85,23 @@ class Backend:
             check=False,
             **options,
         )
+
+    @contextmanager
+    def asking(self, *arguments: str) -> Iterator[Question]:
+        """Run a command as a process on a terminal, until it asks."""
+        master, terminal = pty.openpty()
+        try:
+            with subprocess.Popen(
+                [*COMMAND, *arguments],
+                env=bare_environment() | {"MELTANO_STATE_BACKEND_URI": self.uri} | self.environment,
+                stdin=terminal,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            ) as process:
+                yield Question(process, master)
+        finally:
+            os.close(master)
+            os.close(terminal)
 
     @property
     def target(self) -> Target:

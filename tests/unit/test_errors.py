@@ -62,7 +62,7 @@ def test_an_error_tells_in_a_docstring_what_it_means(kind: type[StateBackendErro
 
 def test_one_except_catches_everything() -> None:
     assert all(issubclass(kind, StateBackendError) for kind in TREE)
-    assert len(TREE) == 20
+    assert len(TREE) == 21
 
 
 def test_a_wrong_setting_is_a_value_error_too() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meltano_ch_state.cli.page import page
+from meltano_ch_state.cli.page import HEIGHT, page
 from meltano_ch_state.history import ABSENT, Change, changes, same, series
 from meltano_ch_state.protocol import StateRow
 
@@ -245,6 +245,43 @@ def test_a_page_has_a_plot_for_each_bookmark_and_one_more_for_the_lag_of_times()
 
     assert parsed(text).tags.count("svg") == 3
     assert text.count("<tr>") == 1 + 4
+
+
+def labels(text: str) -> list[tuple[list[str], list[str]]]:
+    """The labels of each plot: those of its values, the least first, and those of its times."""
+    return [
+        (
+            re.findall(r'<text x="68" [^>]*>([^<]*)', plot)[::-1],
+            re.findall(rf'<text x="[^"]*" y="{HEIGHT - 6}"[^>]*>([^<]*)', plot)[::-1],
+        )
+        for plot in re.findall(r"<svg.*?</svg>", text)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((1, 2), ["1", "2"]),
+        ((1, 3), ["1", "2", "3"]),
+        ((10, 40), ["10", "20", "30", "40"]),
+        ((1, 9), ["1", "4", "6", "9"]),
+        ((0.5, 2), ["0.5", "1", "1.5", "2"]),
+        ((5, 5), ["5"]),
+        ((100_000_000_000_001, 100_000_000_000_004), ["100 T"]),
+    ],
+)
+def test_an_axis_has_no_label_twice_and_of_whole_numbers_no_fraction(
+    values: tuple[float, float], expected: list[str]
+) -> None:
+    text = page("a", [row({"a": value}, version=HOUR * number) for number, value in enumerate(values)])
+    ((shown, times),) = labels(text)
+    assert sorted(shown, key=lambda label: float(label.split()[0])) == expected
+    assert times == ["01-01 00:00", "01-01 00:20", "01-01 00:40", "01-01 01:00"]
+
+
+def test_versions_within_a_minute_have_one_label() -> None:
+    ((_, times),) = labels(page("a", [row({"a": 1}, version=number * 1_000_000) for number in range(5)]))
+    assert times == ["01-01 00:00"]
 
 
 @pytest.mark.parametrize("versions", [[row({"a": 1})], [row({})], [StateRow("a", None, None, 1, is_deleted=True)]])
