@@ -20,7 +20,7 @@ from typing import Protocol
 from meltano_ch_state.lock import Lock, LockStore, describe, locked, lost
 from meltano_ch_state.locker import BaseLocker, LockOptions, tell_of_take_over
 from meltano_ch_state.process import Identity, identify
-from meltano_ch_state.protocol import GUARD, GUARD_BORN, TOKEN_STEP, LiveLock, LockRow, StateRow, Verdict, View
+from meltano_ch_state.protocol import GUARD, GUARD_BORN, TOKEN_STEP, LiveLock, LockRow, Verdict, View
 from meltano_ch_state.waiting import SHORTEST_PAUSE_SECONDS, Clock, Wait
 
 READS = 3
@@ -106,11 +106,11 @@ class KeeperLock(Lock):
         self._sequence = 1
         self._guards: dict[str, str] = {}
 
-    def learn_cell(self, cell: Cell, state: StateRow | None, guard: LiveLock | None) -> None:
+    def learn_cell(self, cell: Cell, view: View, guard: LiveLock | None) -> None:
         """Take over the token that the server drew, the sequence, the state, and the guard that has to stay alive."""
         self._states.pop(cell.lock.state_id, None)  # of an earlier look, when there was no guard yet
         self._sequence = max(self._sequence, cell.sequence)
-        self.learn(cell.lock, state)
+        self.learn(cell.lock, view)
         if guard:
             self._guards[cell.lock.state_id] = guard.lock_id
 
@@ -258,7 +258,7 @@ class KeeperLocker(BaseLocker):
             for view in views.values():
                 if view.cell and _is_held_by(view.cell, lock.lock_id):
                     guard = next(iter(_fresh_guards(view.rows, lock.lease_seconds)), None)
-                    lock.learn_cell(view.cell, view.rows.current_state(), guard)
+                    lock.learn_cell(view.cell, view.rows, guard)
             self._guard({i: views[i] for i, verdict in verdicts.items() if verdict in _UNGUARDED})
             again = [i for i, verdict in verdicts.items() if verdict in {Verdict.STAY, Verdict.BUMP}]
             if looks >= LOOKS:

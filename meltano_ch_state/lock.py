@@ -17,6 +17,8 @@ from meltano_ch_state.errors import StateLockedError, StateLockLostError
 from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow, StateRow, View, next_row
 
+LONG_SECONDS = 86_400.0
+"""What was in force for longer is kept once more when it is replaced (docs/history.md)."""
 NAMED_IN_ERRORS = 10
 """An error names so many state IDs; its attribute has all."""
 
@@ -74,6 +76,7 @@ class Lock:
         self._mutex = threading.Lock()  # the renewal thread writes rows, too
         self._writes: dict[str, int] = {}
         self._states: dict[str, StateRow] = {}
+        self._floors: dict[str, int] = {}
         self._lost = False
         self._rows = {
             state_id: LockRow(state_id, self.lock_id, False, waiting, born, born, lease_seconds, 1, identity)
@@ -95,15 +98,22 @@ class Lock:
         """Its birth, in microseconds; None as long as nobody read it."""
         return min((row.born for row in self._rows.values() if row.born is not None), default=None)
 
-    def learn(self, own: LiveLock, state: StateRow | None = None) -> None:
-        """Take over the token and the birth that the server drew, and the state if the read brought it along."""
+    def learn(self, own: LiveLock, view: View | None = None) -> None:
+        """Take over the token and the birth that the server drew, and what the read saw of the state."""
         self._rows[own.state_id] = replace(self._rows[own.state_id], token=own.token, born=own.born)
-        if state:
-            self._states[own.state_id] = state
+        if view:
+            self._floors[own.state_id] = view.floor
+            if state := view.current_state():
+                self._states[own.state_id] = state
 
     def take_state(self, state_id: str) -> StateRow | None:
         """The state's version that the read brought along which gave us the lock; once, and not after a write."""
         return self._states.pop(state_id, None)
+
+    def long_unchanged(self, state_ids: Iterable[str]) -> list[str]:
+        """Those of the state IDs that nobody wrote or locked for `LONG_SECONDS` before; none that this holder wrote."""
+        long = int(LONG_SECONDS * 1e6)
+        return [i for i in state_ids if 0 < self._floors.get(i, 0) < (self._rows[i].token or 0) - long]
 
     def raise_tokens(self, tokens: Mapping[str, int]) -> None:
         """Publish greater tokens; the birth stays."""
@@ -122,6 +132,7 @@ class Lock:
             self._republish(state_id)
             written = 0
         self._states.pop(state_id, None)
+        self._floors.pop(state_id, None)
         self._writes[state_id] = written + 1
         return (self._rows[state_id].token or 0) + written
 

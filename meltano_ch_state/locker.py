@@ -273,7 +273,7 @@ class Locker(BaseLocker):
             views = self._look(pending, lock.lock_id, turn.wait)
             for view in views.values():
                 if own := view.own(lock.lock_id):
-                    lock.learn(own, view.current_state())
+                    lock.learn(own, view)
             verdicts = {state_id: decide(view, lock.lock_id) for state_id, view in views.items()}
             logger.debug("lock %s: %s", lock.lock_id, {i: verdict.name for i, verdict in verdicts.items()})
             bumped, staying, leaving = _sorted_out(verdicts)

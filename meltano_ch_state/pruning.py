@@ -11,15 +11,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from meltano_ch_state.errors import StateLockedError
 from meltano_ch_state.lock import Lock, merged
 from meltano_ch_state.protocol import StateRow
-from meltano_ch_state.repositories.locks import IDS_TEXT_BYTES, LockRepository
+from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.repositories.maintenance import MaintenanceRepository
+from meltano_ch_state.repositories.parts import id_parts
 from meltano_ch_state.repositories.states import StateRepository
 
 TOMBSTONE_DAYS = 30
@@ -57,6 +58,7 @@ class Pruner:
         def clear(lock: Lock) -> list[str]:
             old = self.maintenance.older_among(lock.state_ids, cutoff, cleared=False)
             if old:
+                self.states.keep(old)
                 self.states.insert_versions(
                     [lock.signed(StateRow(state_id, None, None, 0, is_deleted=True)) for state_id in old]
                 )
@@ -93,7 +95,7 @@ class Pruner:
         """Act under each lock that is free now: who holds one is just using the state."""
         done: list[str] = []
         failures: list[StateLockedError] = []
-        for part in _parts(state_ids):
+        for part in id_parts(state_ids):
             locks = self.locks.locker.hold_each(part, "prune", timeout_seconds=0)
             try:
                 with closing(locks):
@@ -104,17 +106,3 @@ class Pruner:
         if failures:
             raise merged(failures)
         return done
-
-
-def _parts(state_ids: Sequence[str]) -> Iterator[list[str]]:
-    """The IDs in parts that fit into a query's text."""
-    part: list[str] = []
-    size = 0
-    for state_id in state_ids:
-        size += len(state_id.encode())
-        if part and size > IDS_TEXT_BYTES:
-            yield part
-            part, size = [], len(state_id.encode())
-        part.append(state_id)
-    if part:
-        yield part

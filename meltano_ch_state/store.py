@@ -64,6 +64,9 @@ class States(Protocol):
     def stream(self, pattern: str | None = None, after: str | None = None) -> Iterator[StateRow]:
         """The states that match and come after an ID, sorted by ID."""
 
+    def keep(self, state_ids: Collection[str]) -> None:
+        """Have the history, if there is one, keep the newest versions from now on."""
+
     def insert_versions(self, rows: Iterable[StateRow]) -> None:
         """Insert versions, all in one statement."""
 
@@ -230,6 +233,7 @@ class StateStore:
         with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept
             for lock, state_ids in locks:
                 check(lock)
+                self._states.keep(lock.long_unchanged(state_ids))
                 self._states.insert_versions([self._version(rows[state_id], lock, operation) for state_id in state_ids])
                 lock.confirm(state_ids)
 

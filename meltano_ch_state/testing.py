@@ -71,6 +71,9 @@ class MemoryStates:
             if (after is None or state_id > after) and matches(state_id) and not row.is_deleted
         )
 
+    def keep(self, state_ids: Collection[str]) -> None:
+        """Do nothing: there is no history."""
+
     def insert_versions(self, rows: Iterable[StateRow]) -> None:
         """Insert versions; the greatest of a state ID counts."""
         with self._database.mutex:

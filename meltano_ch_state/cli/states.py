@@ -73,8 +73,8 @@ class Age(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
 @click.option(
     "--history-older-than",
     type=Age(least_seconds=1),
-    help="Delete the old versions of states that were written so long ago; they cannot be restored then. The newest of"
-    " each state stays. Needs ALTER DELETE.",
+    help="Delete the old versions of states that were written, or replaced, so long ago; they cannot be restored then."
+    " The newest of each state stays. Needs ALTER DELETE.",
 )
 @click.option("--dry-run", is_flag=True, help="Only show what would go.")
 @yes_option

@@ -133,6 +133,15 @@ class TableRepository(Repository, ABC):
         """
         self.insert(self._table, rows, {**self.consistency.writes, **(settings or {})})
 
+    def copy(self, statement: Executable, settings: Mapping[str, object] | None = None) -> None:
+        """Run an INSERT ... SELECT that sees what was written before, and that every later point read sees.
+
+        Raises:
+            ServerError: In one of its kinds, when the server does not answer or refuses.
+        """
+        needed = {**self.consistency.reads, **self.consistency.writes}
+        self.execute(statement, {}, {**_write_settings(), **needed, **(settings or {})})
+
 
 _consistencies: WeakKeyDictionary[Engine, dict[Names, Consistency]] = WeakKeyDictionary()
 """Both tables of a set of names have one kind of engine: migrations make them together."""

@@ -20,6 +20,7 @@ from meltano_ch_state.models import MICROSECONDS, build
 from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow
 from meltano_ch_state.repositories.base import Repository
+from meltano_ch_state.repositories.parts import parts
 from meltano_ch_state.settings import Names
 
 KEEPER_BYTES = 700_000
@@ -68,7 +69,7 @@ class CellRepository(Repository):
 
     def create(self, rows: Collection[LockRow]) -> None:
         """Make rows where there are none."""
-        for part in parts(rows):
+        for part in cell_parts(rows):
             self._create(part)
 
     def _create(self, rows: Sequence[LockRow]) -> None:
@@ -93,32 +94,32 @@ class CellRepository(Repository):
         """Give rows to another lock_id, if they have the one that was seen, and are released or silent as it was."""
         marks = _marks(silent)
         where = _FREE_OR_SILENT if marks else _FREE
-        for part in parts(rows):
+        for part in cell_parts(rows):
             self._change(
                 _TAKEN + _DETAILS, where, part, {**values_of(part[0]), "seen": _seen(part, seen), "silent": marks}
             )
 
     def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
         """The same for rows that this holder had last: what they say of it is true, and each column costs time."""
-        for part in parts(rows):
+        for part in cell_parts(rows):
             self._change(_TAKEN, _FREE, part, {"lock_id": part[0].lock_id, "seen": _seen(part, seen)})
 
     def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
         """Renew what a lock_id holds, with at least this sequence and token."""
         what = f"{_TOUCHED}, {_RAISED}" if token else _TOUCHED
-        for part in parts(state_ids):
+        for part in cell_parts(state_ids):
             self._change(what, _OWN, part, {"lock_id": lock_id, "sequence": sequence, "token": token})
 
     def release(self, lock_id: str, state_ids: Collection[str]) -> None:
         """Release what a lock_id holds."""
-        for part in parts(state_ids):
+        for part in cell_parts(state_ids):
             self._change("released = 1", _OWN, part, {"lock_id": lock_id})
 
     def cancel(
         self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str
     ) -> None:
         """Release what a lock_id took, or what it would take now: as `burnt`."""
-        for part in parts(state_ids):
+        for part in cell_parts(state_ids):
             known, marks = _seen(part, seen) or [""], _marks(silent) or [""]
             parameters = {"lock_id": lock_id, "seen": known, "silent": marks, "burnt": burnt}
             self._change("released = 1, lock_id = :burnt", _OWN_OR_FREE, part, parameters)
@@ -229,26 +230,14 @@ def values_of(row: LockRow) -> dict[str, object]:
     }
 
 
-def parts(items: Collection[Any]) -> Iterator[list[Any]]:
+def cell_parts(items: Collection[Any]) -> Iterator[list[Any]]:
     """State IDs, or rows, in parts that fit into one request to Keeper."""
-    return _parts(items, KEEPER_BYTES, *KEEPER_WEIGHT)
+    each, byte = KEEPER_WEIGHT
+    return parts(items, KEEPER_BYTES, lambda item: each + byte * len(_id_of(item).encode()))
 
 
 def text_parts(state_ids: Collection[str], lock_ids: int = 0) -> Iterator[list[str]]:
     """State IDs in parts that fit into a query's text, beside so many lock_ids in all."""
+    each, byte = TEXT_WEIGHT
     beside = LOCK_ID_BYTES if lock_ids > 1 else 0
-    return _parts(state_ids, TEXT_BYTES, TEXT_WEIGHT[0] + beside, TEXT_WEIGHT[1])
-
-
-def _parts(items: Collection[Any], most: int, each: int, byte: int) -> Iterator[list[Any]]:
-    part: list[Any] = []
-    size = 0
-    for item in items:
-        weight = each + byte * len(_id_of(item).encode())
-        if part and size + weight > most:
-            yield part
-            part, size = [], 0
-        part.append(item)
-        size += weight
-    if part:
-        yield part
+    return parts(state_ids, TEXT_BYTES, lambda state_id: each + beside + byte * len(state_id.encode()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -30,12 +30,10 @@ from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import LiveLock, LockRow, StateRow, View, make_view, tombstone_of
 from meltano_ch_state.repositories.base import TableRepository, select_final
 from meltano_ch_state.repositories.cells import LIVE_CELL, CellRepository, cell_rows, make_cell, text_parts, values_of
+from meltano_ch_state.repositories.parts import id_parts
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
 from meltano_ch_state.waiting import Clock
 
-IDS_TEXT_BYTES = 50_000
-"""State IDs of about this many bytes go into one query: they stand there twice, escaped to up to twice their length,
-and its text may have 256 KiB."""
 STATE_CHARACTERS = 65_536
 """A state whose parts have up to so many characters each comes along with the read that gives its lock: a partial
 update needs it, and to bring it costs less than another request."""
@@ -97,7 +95,7 @@ class LockRepository(TableRepository):
 
     def read_views(self, state_ids: Collection[str]) -> dict[str, View]:
         """The live locks and the greatest token of each state ID; of a single one also its state."""
-        return _make_views(state_ids, self._view_rows(list(_parts(state_ids))))
+        return _make_views(state_ids, self._view_rows(list(id_parts(state_ids))))
 
     def look(self, state_ids: Collection[str]) -> dict[str, KeeperView]:
         """The same, and the rows in Keeper."""
@@ -134,7 +132,7 @@ class LockRepository(TableRepository):
     def read_alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> set[tuple[str, str]]:
         """Those (state_id, lock_id) that have a row and no tombstone."""
         found: dict[tuple[str, str], bool] = {}
-        for part in _parts(state_ids):
+        for part in id_parts(state_ids):
             one = len(part) == 1
             parameters = {**_ids(part, one), "lock_ids": list(lock_ids)}
             for *key, released in self.point_read(_own_statement(self._names, one), parameters, _POINT_READ):
@@ -363,18 +361,3 @@ def _live_lock(  # noqa: PLR0917 - the columns of a row, in their order
 def _values(row: LockRow) -> dict[str, object]:
     drawn = {"token": row.token, "born": row.born} if row.born is not None else {}
     return drawn | values_of(row) | {"waiting": int(row.waiting)}
-
-
-def _parts(state_ids: Collection[str]) -> Iterator[list[str]]:
-    """The state IDs in parts that fit into a query's text."""
-    part: list[str] = []
-    size = 0
-    for state_id in state_ids:
-        length = len(state_id.encode())
-        if part and size + length > IDS_TEXT_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(state_id)
-        size += length
-    if part:
-        yield part

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Engine, Row, Table, func
+from sqlalchemy import Engine, Row, Table, func, insert
 
 from meltano_ch_state.globs import literal_prefix, matcher
 from meltano_ch_state.models import build
 from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.base import TableRepository, select_final
+from meltano_ch_state.repositories.parts import id_parts
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE, Names
 
 PAGE_ROWS = 100
@@ -75,6 +76,16 @@ class StateRepository(TableRepository):
                 return
             limit = next_limit(page)
             page = self._page(statement.where(column > page[-1].state_id), limit)
+
+    def keep(self, state_ids: Collection[str]) -> None:
+        """Insert the newest versions of states once more, as they are: the history keeps them from now on.
+
+        In the state table that changes nothing, whatever else is written meanwhile: they are the same versions.
+        """
+        columns = self._table.c
+        for part in id_parts(state_ids):
+            newest = select_final(*columns).where(columns.state_id.in_(part))
+            self.copy(insert(self._table).from_select(columns.keys(), newest), _WHATEVER_BECOMES_OF_THE_HISTORY)
 
     def insert_versions(self, rows: Iterable[StateRow]) -> None:
         """Insert versions, all in one statement."""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meltano.core.state_store.base import MeltanoState
+from sqlalchemy import text
 
 from meltano_ch_state.connection import engine_for
 from meltano_ch_state.errors import StateChangedError
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.history import HistoryRepository
+from meltano_ch_state.repositories.states import StateRepository
 from tests.conformance.conftest import STORES, Manager, Opener
 from tests.conformance.test_reading_and_writing import VALUES
+
+LONG_AGO = 1_600_000_000_000_000
+"""A version of 2020, in microseconds."""
 
 
 @pytest.fixture(params=[store for store in STORES if store != "memory"])
@@ -154,3 +159,48 @@ def test_the_history_is_the_list_of_all_writes(manager: Manager, values: list[in
             manager.set(state(value))
 
     assert [contents(row) for row in history(manager, "a")][before:] == values
+
+
+WRITES: dict[str, Callable[[Manager], object]] = {
+    "set": lambda manager: manager.set(state(2)),
+    "update": lambda manager: manager.update(state(2)),
+    "clear": lambda manager: manager.clear("a"),
+    "set_all": lambda manager: manager.set_all([state(2), state(2, "b")]),
+    "clear_all": lambda manager: manager.clear_all(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+def test_what_was_in_force_for_longer_than_a_version_is_kept_is_there_again_once_it_is_replaced(
+    manager: Manager, write: Callable[[Manager], object]
+) -> None:
+    old = StateRow("a", None, json.dumps({"value": 1}), LONG_AGO, False, "me@host:1", "update", "run")
+    manager.migrate()
+    repository(manager).insert_versions([old])
+    forget_history(manager)
+
+    write(manager)
+
+    assert history(manager, "a")[0] == old
+    assert len(history(manager, "a")) == 2
+
+
+def test_what_was_written_today_is_not_copied_when_it_is_replaced(manager: Manager) -> None:
+    manager.set_all([state(1), state(1, "b")])
+    forget_history(manager)
+
+    manager.set(state(2))
+    manager.set_all([state(3), state(3, "b")])
+
+    assert [contents(row) for row in history(manager, "a")] == [2, 3]
+    assert [contents(row) for row in history(manager, "b")] == [3]
+
+
+def repository(manager: Manager) -> StateRepository:
+    return StateRepository(engine_for(manager.settings), manager.settings.schema)
+
+
+def forget_history(manager: Manager) -> None:
+    """As when the versions' time is over."""
+    with engine_for(manager.settings).connect() as connection:
+        connection.execute(text(f"TRUNCATE TABLE {manager.settings.schema}.state_history"))

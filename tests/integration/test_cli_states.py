@@ -69,6 +69,18 @@ def test_old_states_are_cleared_and_no_others(backend: Backend) -> None:
     assert backend.json("prune", "--older-than", "90d") == would | {"dry_run": False, "states": []}
 
 
+def test_an_old_state_that_is_cleared_can_be_had_back_though_its_version_was_forgotten(on_tables: Backend) -> None:
+    write(on_tables, "old", 31)
+    on_tables.sql("TRUNCATE TABLE {schema}.state_history")
+
+    on_tables.output("prune", "--older-than", "30d", "--yes")
+
+    kept = on_tables.json("history", "old")
+    assert [version["cleared"] for version in kept] == [True, False]
+    on_tables.output("restore", "old", "--version", str(kept[-1]["version"]), "--yes")
+    assert on_tables.output("history", "old").count("restore") == 1
+
+
 def test_a_state_that_was_updated_since_it_was_listed_stays(backend: Backend) -> None:
     write(backend, "old", 91)
     write(backend, "updated", 91)

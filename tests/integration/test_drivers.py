@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -73,6 +74,21 @@ def error_of(call: Callable[[], object], server: Endpoint) -> StateBackendError:
         assert not any(user.password in str(error) for user in server.users.values() if user.password)
         error = error.__cause__
     return caught.value
+
+
+@pytest.mark.parametrize("state_id", ["plain", "it's", 'a"b\\', "%(x)s", ":name {k:String}", "a\nb", "é"])
+def test_what_the_history_forgot_comes_back_before_it_is_replaced(
+    connect: Connect, server: Endpoint, tables: str, state_id: str
+) -> None:
+    states = StateRepository(connect(), tables)
+    states.insert_versions([StateRow(state_id, None, '{"n": 1}', 1_000_000, False, "me@host:1", "set", "")])
+    server.execute(f"TRUNCATE TABLE {tables}.state_history")
+
+    states.keep([state_id])
+
+    copied = server.execute(f"SELECT state_id, completed_state, holder FROM {tables}.state_history FORMAT JSONEachRow")
+    assert json.loads(copied) == {"state_id": state_id, "completed_state": '{"n": 1}', "holder": "me@host:1"}
+    assert states.get(state_id) == StateRow(state_id, None, '{"n": 1}', 1_000_000)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
