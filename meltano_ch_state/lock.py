@@ -136,15 +136,19 @@ class Lock:
         self._writes[state_id] = written + 1
         return (self._rows[state_id].token or 0) + written
 
-    def signed(self, row: StateRow) -> StateRow:
+    def signed(self, row: StateRow, operation: str = "", run_id: str = "") -> StateRow:
         """A row as the next version of its state, with its writer.
+
+        Args:
+            row: What to write.
+            operation: What the write is; else what the lock was taken for.
+            run_id: The run in which it is written.
 
         Raises:
             StateLockLostError: If this holder was deposed.
         """
-        writer = self.identity
-        version = self.version(row.state_id)
-        return replace(row, updated_at=version, holder=writer.holder, operation=writer.operation)
+        version, by = self.version(row.state_id), self.identity
+        return replace(row, updated_at=version, holder=by.holder, operation=operation or by.operation, run_id=run_id)
 
     def confirm(self, state_ids: Collection[str] | None = None) -> None:
         """Make sure that nobody deposed this holder until now; without that, no write counts as done.

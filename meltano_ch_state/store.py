@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
 
@@ -230,20 +230,14 @@ class StateStore:
     def _write(self, rows: dict[str, StateRow], operation: str, check: Callable[[Lock], None] = lambda _: None) -> None:
         self._ensure_writable()
         self._ahead.forget()
+        run_id = self._run_id()
+        named = "" if operation == "set" else operation  # a set is a part of what its lock is for, such as an update
         with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept
             for lock, state_ids in locks:
                 check(lock)
                 self._states.keep(lock.long_unchanged(state_ids))
-                self._states.insert_versions([self._version(rows[state_id], lock, operation) for state_id in state_ids])
+                self._states.insert_versions([lock.signed(rows[state_id], named, run_id) for state_id in state_ids])
                 lock.confirm(state_ids)
-
-    def _version(self, row: StateRow, lock: Lock, operation: str) -> StateRow:
-        """A row as the next version under a lock, with its writer and run.
-
-        A `set` is a part of what its lock was taken for, such as an update; every other write knows best what it is.
-        """
-        signed = lock.signed(row)
-        return replace(signed, run_id=self._run_id(), operation=signed.operation if operation == "set" else operation)
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Engine, Row, Table, func, insert
@@ -21,6 +22,8 @@ PAGE_GROWTH = 10
 """A page has at most so many times the rows of the one before: what comes next may be heavier."""
 PAGE_BYTES = 16_000_000
 """A stream holds about this many bytes of states at a time."""
+_COLUMNS = tuple(field.name for field in fields(StateRow))
+_values = attrgetter(*_COLUMNS)
 _WHATEVER_BECOMES_OF_THE_HISTORY = {"materialized_views_ignore_errors": 1}
 """A history that cannot be written keeps no state from being written; `doctor` tells of it."""
 
@@ -89,7 +92,10 @@ class StateRepository(TableRepository):
 
     def insert_versions(self, rows: Iterable[StateRow]) -> None:
         """Insert versions, all in one statement."""
-        versions = [asdict(row) | {"is_deleted": int(row.is_deleted)} for row in rows]
+        # not by `asdict`, which copies each value deeply: 0.1 s for 10,000
+        versions = [
+            dict(zip(_COLUMNS, _values(row), strict=True)) | {"is_deleted": int(row.is_deleted)} for row in rows
+        ]
         self.write(versions, _WHATEVER_BECOMES_OF_THE_HISTORY)
 
     def _page(self, statement: Any, limit: int) -> list[StateRow]:
