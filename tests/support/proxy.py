@@ -223,6 +223,8 @@ def _read_chunks(reader: BinaryIO) -> bytes:
     chunks = b""
     while True:
         size = reader.readline()
+        if not size:
+            raise ConnectionResetError("The server went away in the middle of its answer")
         chunks += size + reader.read(int(size, 16) + len(b"\r\n"))
         if int(size, 16) == 0:
             return chunks
