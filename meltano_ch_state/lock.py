@@ -76,7 +76,7 @@ class Lock:
         self._mutex = threading.Lock()  # the renewal thread writes rows, too
         self._writes: dict[str, int] = {}
         self._states: dict[str, StateRow] = {}
-        self._floors: dict[str, int] = {}
+        self._replaced: dict[str, int] = {}
         self._lost = False
         self._rows = {
             state_id: LockRow(state_id, self.lock_id, False, waiting, born, born, lease_seconds, 1, identity)
@@ -102,7 +102,7 @@ class Lock:
         """Take over the token and the birth that the server drew, and what the read saw of the state."""
         self._rows[own.state_id] = replace(self._rows[own.state_id], token=own.token, born=own.born)
         if view:
-            self._floors[own.state_id] = view.floor
+            self._replaced[own.state_id] = view.version
             if state := view.current_state():
                 self._states[own.state_id] = state
 
@@ -111,9 +111,9 @@ class Lock:
         return self._states.pop(state_id, None)
 
     def long_unchanged(self, state_ids: Iterable[str]) -> list[str]:
-        """Those of the state IDs that nobody wrote or locked for `LONG_SECONDS` before; none that this holder wrote."""
+        """Those of the state IDs whose version in force is older than `LONG_SECONDS`; none that this holder wrote."""
         long = int(LONG_SECONDS * 1e6)
-        return [i for i in state_ids if 0 < self._floors.get(i, 0) < (self._rows[i].token or 0) - long]
+        return [i for i in state_ids if 0 < self._replaced.get(i, 0) < (self._rows[i].token or 0) - long]
 
     def raise_tokens(self, tokens: Mapping[str, int]) -> None:
         """Publish greater tokens; the birth stays."""
@@ -132,7 +132,7 @@ class Lock:
             self._republish(state_id)
             written = 0
         self._states.pop(state_id, None)
-        self._floors.pop(state_id, None)
+        self._replaced.pop(state_id, None)
         self._writes[state_id] = written + 1
         return (self._rows[state_id].token or 0) + written
 

@@ -115,6 +115,7 @@ class View:
         floor: The greatest token of tombstones, of their live rows, and of the state itself.
         now: The server's time at the read.
         state: The state's newest version, where the read brought it along.
+        version: That version's number; 0 where there is no state.
     """
 
     live: tuple[LiveLock, ...] = ()
@@ -122,6 +123,7 @@ class View:
     floor: int = 0
     now: int = 0
     state: StateRow | None = None
+    version: int = 0
 
     def own(self, lock_id: str) -> LiveLock | None:
         """The live lock with this lock_id."""
@@ -191,8 +193,8 @@ def next_row(row: LockRow, **changes: object) -> LockRow:
     return replace(row, sequence=row.sequence + 1, **changes)  # type: ignore[arg-type]
 
 
-def make_view(rows: Iterable[LiveLock], floor: int, now: int, state: StateRow | None = None) -> View:
+def make_view(rows: Iterable[LiveLock], floor: int, now: int, state: StateRow | None = None, version: int = 0) -> View:
     """Put the rows in their order, and those who wait apart."""
     ordered = sorted(rows, key=lambda lock: lock.order)
     live, queue = ([lock for lock in ordered if lock.waiting is waiting] for waiting in (False, True))
-    return View(tuple(live), tuple(queue), floor, now, state)
+    return View(tuple(live), tuple(queue), floor, now, state, version)

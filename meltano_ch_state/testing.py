@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from meltano_ch_state.globs import matcher
 from meltano_ch_state.locker import Locker, LockOptions
@@ -119,10 +119,7 @@ class MemoryLocks:
             for key, lock in self._database.locks.items():
                 if key[0] in rows:
                     rows[key[0]].append((key, lock))
-            views = {state_id: self._view(state_id, rows[state_id]) for state_id in state_ids}
-            return {
-                state_id: replace(view, state=self._database.states.get(state_id)) for state_id, view in views.items()
-            }
+            return {state_id: self._view(state_id, rows[state_id]) for state_id in state_ids}
 
     def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
         """Those (state_id, lock_id) that have a row and no tombstone."""
@@ -139,7 +136,8 @@ class MemoryLocks:
                 live[lock_id] = lock
         state = self._database.states.get(state_id)
         floor = max([0, *(lock.token for (_, lock_id, _, _), lock in rows if lock_id in dead)])
-        return make_view(list(live.values()), max(floor, state.updated_at if state else 0), self._database.now())
+        version = state.updated_at if state else 0
+        return make_view(live.values(), max(floor, version), self._database.now(), state, version)
 
     def now(self) -> int:
         """The server's time, in microseconds."""

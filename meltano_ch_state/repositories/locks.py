@@ -330,18 +330,21 @@ _DETAILS = ("waiting", "lease_seconds", "holder", "process", "operation", "versi
 def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[str, View]:
     live: dict[str, list[LiveLock]] = {state_id: [] for state_id in state_ids}
     states: dict[str, StateRow] = {}
-    floors, now = dict.fromkeys(state_ids, 0), 0
+    floors, versions, now = dict.fromkeys(state_ids, 0), dict.fromkeys(state_ids, 0), 0
     for row in rows:
         state_id, over, token, now = row[0], row[2], row[3], max(now, row[-1])
         if not over:
             live[state_id].append(_live_lock(*row))
             continue
         floors[state_id] = max(floors[state_id], token)
+        if row[1]:  # of a lock; a state's row has no lock_id
+            continue
+        versions[state_id] = token
         is_deleted, came_along, partial, completed = row[6:10]
         whole = max(len(partial or ""), len(completed or "")) <= STATE_CHARACTERS
-        if came_along and whole and not row[1]:  # a lock has an ID
+        if came_along and whole:
             states[state_id] = StateRow(state_id, partial, completed, token, bool(is_deleted))
-    return {state_id: make_view(live[state_id], floors[state_id], now, states.get(state_id)) for state_id in state_ids}
+    return {i: make_view(live[i], floors[i], now, states.get(i), versions[i]) for i in state_ids}
 
 
 def _live_lock(  # noqa: PLR0917 - the columns of a row, in their order

@@ -185,6 +185,21 @@ def test_what_was_in_force_for_longer_than_a_version_is_kept_is_there_again_once
     assert len(history(manager, "a")) == 2
 
 
+def test_it_is_there_again_though_others_had_the_lock_in_between_and_wrote_nothing(manager: Manager) -> None:
+    old = StateRow("a", None, json.dumps({"value": 1}), LONG_AGO, False, "me@host:1", "update", "run")
+    manager.migrate()
+    repository(manager).insert_versions([old])
+    forget_history(manager)
+
+    with manager.store.lock("a", "look"):
+        pass
+    with pytest.raises(StateChangedError):
+        manager.store.restore(old, None)
+    manager.set(state(2))
+
+    assert history(manager, "a")[0] == old
+
+
 def test_what_was_written_today_is_not_copied_when_it_is_replaced(manager: Manager) -> None:
     manager.set_all([state(1), state(1, "b")])
     forget_history(manager)

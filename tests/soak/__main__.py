@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meltano_ch_state.manager import ClickhouseStateStoreManager
-from tests.rig.endpoint import RefusedError
+from tests.rig.endpoint import Endpoint, RefusedError
 from tests.rig.server import ClickHouseServer
 from tests.support.proxy import Proxy, delayed, doubled, late, lost, refused, serving, unanswered
 
@@ -30,6 +30,14 @@ STATES = 40
 FAULTS = (delayed(0.5), doubled, late(1.0), lost, refused, unanswered)
 GROWTH = "memory grown at most, bytes"
 MOST_GROWTH_BYTES = 64_000_000
+AROUND = """
+SELECT updated_at, written_at, holder, length(completed_state), has(JSONExtract(completed_state, 'by', 'Array(String)'),
+    '{label}') AS has_it, arrayElement(JSONExtract(completed_state, 'by', 'Array(String)'), -1) AS newest
+FROM meltano.state_history FINAL
+WHERE state_id IN (SELECT state_id FROM meltano.state_history WHERE position(completed_state, '"{label}"') > 0)
+    AND abs(dateDiff('second', updated_at, (SELECT min(updated_at) FROM meltano.state_history
+        WHERE position(completed_state, '"{label}"') > 0))) < 60
+ORDER BY updated_at"""
 LIVE = """
 SELECT lock_id FROM meltano.state_lock GROUP BY lock_id, state_id HAVING max(released) = 0 AND max(waiting) = 0"""
 
@@ -105,6 +113,7 @@ def report(soak: Soak, server: ClickHouseServer) -> dict[str, int]:
     labels = [label for state in manager.get_all() for label in (state.completed_state or {})["by"]]
     manager.close()
     tried, done = set(soak.noted("tried")), set(soak.noted("done"))
+    tell_of_lost(server, done - set(labels))
     told = [json.loads(line) for line in soak.noted("told")]
     seen = Counter[str]()
     for each in told:
@@ -124,6 +133,12 @@ def report(soak: Soak, server: ClickHouseServer) -> dict[str, int]:
         "LEFTOVER LIVE ROWS": int(server.execute(f"SELECT count() FROM ({LIVE})")),
         "LEFTOVER CONNECTIONS": max(0, connections - 1),  # one is this query's
     }
+
+
+def tell_of_lost(server: Endpoint, lost: set[str]) -> None:
+    """Print the versions that had a lost update, and those around them: which of them replaced what it had not read."""
+    for label in sorted(lost):
+        sys.stdout.write(f"lost: {label}\n{server.execute(AROUND.format(label=label))}")
 
 
 def main() -> int:
