@@ -147,7 +147,9 @@ class StateLockColumns:
 
 
 class Models:
-    """The models of one set of names, each built when it is first asked for: a reader needs one of three.
+    """The models of one set of names. A table is built when it is first asked for: a reader needs one of three.
+
+    Whoever asks for a model or for the metadata gets them with all three.
 
     Attributes:
         names: The tables' names.
@@ -165,44 +167,56 @@ class Models:
     @property
     def State(self) -> type[Any]:  # noqa: N802 - a class
         """The model of the state table."""
-        return self._model("State", StateColumns, __tablename__=self.names.table)
+        return self._all()[0]
 
     @property
     def StateLock(self) -> type[Any]:  # noqa: N802
         """The model of the lock table."""
-        return self._model("StateLock", StateLockColumns, __tablename__=self.names.lock_table)
+        return self._all()[1]
 
     @property
     def StateHistory(self) -> type[Any]:  # noqa: N802
         """The model of the table of old versions."""
-        kept = {"__tablename__": self.names.history_table, "history_days": self._history_days}
-        return self._model("StateHistory", StateHistoryColumns, **kept)
+        return self._all()[2]
 
     @property
     def metadata(self) -> MetaData:
         """What Alembic compares and `create_all` makes: all three tables."""
-        _ = self.State, self.StateLock, self.StateHistory
+        self._all()
         return self._metadata
 
     @property
     def state(self) -> Table:
         """The state table, for Core statements."""
-        return self.State.__table__  # type: ignore[no-any-return]
+        return self._state().__table__  # type: ignore[no-any-return]
 
     @property
     def state_lock(self) -> Table:
         """The lock table, for Core statements."""
-        return self.StateLock.__table__  # type: ignore[no-any-return]
+        return self._lock().__table__  # type: ignore[no-any-return]
 
     @property
     def state_history(self) -> Table:
         """The table of old versions, for Core statements."""
-        return self.StateHistory.__table__  # type: ignore[no-any-return]
+        return self._history().__table__  # type: ignore[no-any-return]
 
     @property
     def keeper_lock(self) -> Table:
         """The lock table in Keeper, for Core statements. It is no part of the metadata: most servers have none."""
         return _keeper_lock(self.names)
+
+    def _all(self) -> tuple[type[Any], type[Any], type[Any]]:
+        return self._state(), self._lock(), self._history()
+
+    def _state(self) -> type[Any]:
+        return self._model("State", StateColumns, __tablename__=self.names.table)
+
+    def _lock(self) -> type[Any]:
+        return self._model("StateLock", StateLockColumns, __tablename__=self.names.lock_table)
+
+    def _history(self) -> type[Any]:
+        kept = {"__tablename__": self.names.history_table, "history_days": self._history_days}
+        return self._model("StateHistory", StateHistoryColumns, **kept)
 
     def _model(self, name: str, columns: type[Any], **attributes: object) -> type[Any]:
         with self._building:

@@ -65,7 +65,7 @@ class HistoryRepository(TableRepository):
 
     def count_older(self, cutoff: int) -> int:
         """How many versions were written before, in microseconds since 1970, UTC; without the newest of each state."""
-        statement = f"SELECT count() FROM {self._name} WHERE {self._older}"  # noqa: S608
+        statement = f"SELECT count() FROM {self._name} FINAL WHERE {self._older}"  # noqa: S608
         return int(self.select(text(statement), {"cutoff": cutoff})[0][0])
 
     def erase_older(self, cutoff: int) -> None:

@@ -31,8 +31,8 @@ FAULTS = (delayed(0.5), doubled, late(1.0), lost, refused, unanswered)
 GROWTH = "memory grown at most, bytes"
 MOST_GROWTH_BYTES = 64_000_000
 AROUND = """
-SELECT updated_at, written_at, holder, length(completed_state), has(JSONExtract(completed_state, 'by', 'Array(String)'),
-    '{label}') AS has_it, arrayElement(JSONExtract(completed_state, 'by', 'Array(String)'), -1) AS newest
+SELECT updated_at, written_at, holder, length(completed_state), has(JSONExtract(assumeNotNull(completed_state), 'by', 'Array(String)'),
+    '{label}') AS has_it, arrayElement(JSONExtract(assumeNotNull(completed_state), 'by', 'Array(String)'), -1) AS newest
 FROM meltano.state_history FINAL
 WHERE state_id IN (SELECT state_id FROM meltano.state_history WHERE position(completed_state, '"{label}"') > 0)
     AND abs(dateDiff('second', updated_at, (SELECT min(updated_at) FROM meltano.state_history

@@ -5,20 +5,24 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import pytest
+
 from meltano_ch_state.models import Models, build
 from meltano_ch_state.settings import Names
 
 THREADS = 8
 
 
-def test_a_reader_of_states_builds_their_model_alone() -> None:
-    assert list(build(Names("lazy")).State.metadata.tables) == ["lazy.state"]
+def test_a_reader_of_states_builds_their_table_alone() -> None:
+    assert list(build(Names("lazy")).state.metadata.tables) == ["lazy.state"]
 
 
-def test_the_metadata_has_all_tables_whichever_models_were_built_before() -> None:
-    models = build(Names("whole"))
+@pytest.mark.parametrize("name", ["State", "StateLock", "StateHistory"])
+def test_the_metadata_of_a_model_has_all_tables(name: str) -> None:
+    models = Models(Names("whole"), history_days=1)
+    first = models.state_lock.metadata
 
-    assert models.state_lock.metadata is models.metadata
+    assert getattr(models, name).metadata is models.metadata is first
     assert set(models.metadata.tables) == {"whole.state", "whole.state_lock", "whole.state_history"}
 
 
