@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO, TypeGuard, TypeVar
@@ -31,7 +31,7 @@ class RefusedError(click.ClickException):
 
 
 class PrintingGroup(click.Group):
-    """Commands that fail, with one line, when what they print cannot be written."""
+    """Commands that fail, with one line, when what they print cannot be written, or the system refuses something."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. Click ends it quietly with exit code 1 when a reader such as `head` goes away."""
@@ -43,17 +43,22 @@ class PrintingGroup(click.Group):
             finally:
                 sys.stdout.flush()  # else Python does, at its exit, and complains in its own way
         except OSError as error:
-            if error.filename is not None:
-                raise
-            _write_no_more()
+            is_output = error.filename is None and error.errno in _OF_OUTPUT
+            what = "Cannot write standard output" if is_output else str(error.filename or "The system refused")
+            if is_output:
+                _write_no_more()
             if error.errno != errno.EPIPE:
-                click.ClickException(f"Cannot write standard output: {error.strerror or error}.").show()
+                click.ClickException(f"{what}: {error.strerror or error}.").show()
             sys.exit(1)
+
+
+_OF_OUTPUT = {errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE}
+"""What a file that is written fails with, and nothing else that commands do and do not catch."""
 
 
 def _write_no_more() -> None:
     """Have what is still in a buffer go nowhere: Python writes it at its exit."""
-    if sys.stdout is not None:
+    with suppress(AttributeError, OSError, ValueError):  # there is none, or it is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -111,7 +116,7 @@ def confirm(question: str, yes: bool, about: Iterable[str] = ()) -> None:
     """
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise RefusedError("Nothing was done: this asks first, and there is no terminal. Give --yes to do it.")
     for line in about:
         click.echo(line, err=True)

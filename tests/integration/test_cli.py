@@ -259,6 +259,32 @@ def test_a_reader_that_reads_nothing_ends_a_command_quietly(on_tables: Backend, 
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+def test_what_else_the_system_refuses_is_not_told_as_a_failure_of_the_output(tmp_path: Path) -> None:
+    (tmp_path / "meltano.yml").mkdir()
+    done = subprocess.run(
+        [*COMMAND, "states"],
+        cwd=tmp_path,
+        env=bare_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"Error: {tmp_path / 'meltano.yml'}: Is a directory.\n"
+
+
+def test_without_any_standard_input_it_cannot_ask(on_tables: Backend) -> None:
+    on_tables.manager().set(MeltanoState("a", {}, {}))
+    command = f"{shlex.join([*COMMAND, 'prune', '--older-than', '0s', '--uri', on_tables.uri])} <&-"
+    done = subprocess.run(
+        command, shell=True, env=bare_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("Give --yes to do it.\n")
+    assert on_tables.manager().get("a") is not None
+
+
 def test_on_a_terminal_an_import_shows_its_progress(on_tables: Backend, tmp_path: Path) -> None:
     (tmp_path / "states.json").write_text('{"a": {}, "b": {}}')
     master, terminal = pty.openpty()

@@ -31,12 +31,11 @@ FAULTS = (delayed(0.5), doubled, late(1.0), lost, refused, unanswered)
 GROWTH = "memory grown at most, bytes"
 MOST_GROWTH_BYTES = 64_000_000
 AROUND = """
-SELECT updated_at, written_at, holder, length(completed_state), has(JSONExtract(assumeNotNull(completed_state), 'by', 'Array(String)'),
-    '{label}') AS has_it, arrayElement(JSONExtract(assumeNotNull(completed_state), 'by', 'Array(String)'), -1) AS newest
-FROM meltano.state_history FINAL
-WHERE state_id IN (SELECT state_id FROM meltano.state_history WHERE position(completed_state, '"{label}"') > 0)
-    AND abs(dateDiff('second', updated_at, (SELECT min(updated_at) FROM meltano.state_history
-        WHERE position(completed_state, '"{label}"') > 0))) < 60
+WITH JSONExtract(assumeNotNull(completed_state), 'by', 'Array(String)') AS labels,
+    (SELECT min(updated_at) FROM meltano.state_history WHERE position(completed_state, '"{label}"') > 0) AS written,
+    (SELECT any(state_id) FROM meltano.state_history WHERE position(completed_state, '"{label}"') > 0) AS of
+SELECT updated_at, written_at, holder, length(labels), has(labels, '{label}') AS has_it, labels[-1] AS newest
+FROM meltano.state_history FINAL WHERE state_id = of AND abs(dateDiff('second', updated_at, written)) < 60
 ORDER BY updated_at"""
 LIVE = """
 SELECT lock_id FROM meltano.state_lock GROUP BY lock_id, state_id HAVING max(released) = 0 AND max(waiting) = 0"""
