@@ -46,8 +46,6 @@ MAX_PARTS = 300
 23.6 at 150) and refuses them at 3,000; every FINAL read opens each part."""
 STUCK_SECONDS = 600
 """A mutation of tables as small as these takes seconds."""
-MIGRATION_PRIVILEGES = ("CREATE DATABASE", "CREATE TABLE", "ALTER TABLE", "INSERT")
-"""What `upgrade` needs or may come to need, on the whole schema; docs/rights.md has the least of it."""
 
 
 class Checks:
@@ -100,6 +98,23 @@ class Checks:
         ]
 
     @cached_property
+    def _lacking(self) -> list[str]:
+        """What the user lacks of the grants that docs/rights.md has for migrating: `PRIVILEGE ON ...` each."""
+        names, server = self._names, self._server
+        wanted = [("CREATE TABLE", "*"), ("SELECT", names.table), ("ALTER ADD COLUMN", names.table)]
+        wanted += [(privilege, table) for table in (names.version_table, names.history_table) for privilege in _BOTH]
+        if not server.has_database():
+            wanted.insert(0, ("CREATE DATABASE", "*"))
+        replicated = self._settings.topology.is_replicated
+        engine = f"Replicated{PLAIN_ENGINE}" if replicated else PLAIN_ENGINE
+        lacking = [
+            f"{privilege} ON `{names.schema}`.{table}"
+            for privilege, table in wanted
+            if not server.may(privilege, table)
+        ]
+        return lacking + ([] if server.may_make(engine) else [f"TABLE ENGINE ON {engine}"])
+
+    @cached_property
     def _revision(self) -> str | None:
         return SchemaRepository(self._target.engine, self._names).revision()
 
@@ -107,8 +122,8 @@ class Checks:
     def _all_tables(self) -> str:
         return f"`{self._names.schema}`.*"
 
-    def _grant(self, what: str) -> str:
-        return f"Have an administrator run: GRANT {what} TO {self._user}"
+    def _grant(self, *what: str) -> str:
+        return "Have an administrator run: " + "; ".join(f"GRANT {each} TO {self._user}" for each in what)
 
     def connection(self) -> tuple[str, ...]:
         """Whether the server answers, or the folder opens."""
@@ -157,13 +172,19 @@ class Checks:
     def migrating(self) -> tuple[str, ...]:
         """Whether the user may change the tables: somebody else may do that."""
         try:
-            lacking = [each for each in MIGRATION_PRIVILEGES if not self._server.may(each)]
+            lacking = self._lacking
         except ServerError as error:
             return OK, f"This server cannot tell: {error.reason}"
         if lacking:
-            grant = self._grant(f"{', '.join(lacking)} ON {self._all_tables}")
-            return OK, f"{self._user} may not create or change the tables", f"Not needed for runs. {grant}"
+            needed = "Not needed for runs. " if self._revision == HEAD else ""
+            return OK, f"{self._user} may not create or change the tables", f"{needed}{self._grant(*lacking)}"
         return OK, f"{self._user} may create and change the tables, too"
+
+    def _may_upgrade(self) -> bool:
+        try:
+            return not self._lacking
+        except ServerError:  # it cannot tell
+            return True
 
     def schema(self) -> tuple[str, ...]:
         """Whether the tables are as this package needs them."""
@@ -175,6 +196,9 @@ class Checks:
             return FAIL, message, "Upgrade meltano-ch-state"
         found = f"at revision {revision}, older than {HEAD}" if revision else "missing"
         message = f"Schema {self._names.schema} is {found}"
+        if self._settings.auto_upgrade and not self._may_upgrade():
+            remedy = "Have a user run meltano-ch-state upgrade who has the grants for migrating of docs/rights.md"
+            return FAIL, f"{message}, and {self._user} may not make it good: runs fail", remedy
         if self._settings.auto_upgrade:
             return WARN, f"{message}; the first write makes that good", "Run: meltano-ch-state upgrade"
         return FAIL, f"{message}, and auto_upgrade is off", "Run: meltano-ch-state upgrade"
@@ -191,6 +215,13 @@ class Checks:
             message = f"Versions are not kept, such as that of state {unkept[0]!r} of {as_time(unkept[1])}"
             return WARN, message, _HISTORY_REMEDY
         days = self._target.schema.kept_days()
+        if days and days != self._settings.history_days:
+            message = f"The newest versions are kept for {counted_noun(days, 'day')}, not history_days"
+            return (
+                WARN,
+                f"{message}={self._settings.history_days}",
+                "Run: meltano-ch-state upgrade, or set history_days",
+            )
         return OK, "The newest versions are kept" + (f", for {counted_noun(days, 'day')}" if days else "")
 
     def consistency(self) -> tuple[str, ...]:
@@ -346,6 +377,7 @@ _ON_THE_SERVER = (
     "mutations",
     "parts",
 )
+_BOTH = ("SELECT", "INSERT")
 _HISTORY_REMEDY = (
     "See the server's log; what is missing, the last statements that meltano-ch-state sql prints make anew"
 )

@@ -81,7 +81,7 @@ def server_errors(engine: Engine) -> Iterator[None]:
     try:
         yield
     except _DRIVER_ERRORS as error:
-        raise translate(error, address_of(engine)) from error
+        raise translate(error, address_of(engine), engine.url.username) from error
 
 
 def address_of(engine: Engine) -> str:
@@ -100,7 +100,9 @@ def code_of(error: Exception) -> int | None:
     return code if isinstance(code, int) else None
 
 
-def translate(error: Exception, address: str) -> ServerError | SchemaMissingError | NoKeeperError:
+def translate(
+    error: Exception, address: str, user: str | None = None
+) -> ServerError | SchemaMissingError | NoKeeperError:
     """The error of this package for one of a driver."""
     code = code_of(error)
     if code in {UNKNOWN_TABLE, UNKNOWN_DATABASE}:
@@ -113,16 +115,25 @@ def translate(error: Exception, address: str) -> ServerError | SchemaMissingErro
     if code is None and _WITHOUT_CODE.search(str(_orig(error))):
         return ServerError(f"ClickHouse at {address} is too old for this package: {_said(error)}", _UPGRADE)
     refused = code is None and isinstance(error, DBAPIError) and not isinstance(error, OperationalError)
-    if code in {ACCESS_DENIED, READONLY} or refused:  # clickhouse-connect itself refuses settings to a readonly user
-        return _denied(error, address)
+    status = _STATUS.search(str(_orig(error))) if refused else None
+    if code in {ACCESS_DENIED, READONLY} or (refused and not status):
+        return _denied(error, address, user)  # clickhouse-connect itself refuses settings to a readonly user
     if code is None:
-        return ServerUnreachableError(
-            f"No answer from ClickHouse at {address}: {(cause := _root_cause(error))}",
-            next((remedy for sign, remedy in _REMEDIES.items() if sign in cause), _USUAL_REMEDY),
-        )
+        return _unreachable(error, address, status)
     kind = ServerBusyError if code in BUSY_CODES else ServerError
     reason = f"ClickHouse at {address} refused a statement with code {code}: {_said(error)}"
     return _of_keeper(code, str(_orig(error)), address) or kind(reason, _CODE_REMEDIES.get(code, ""))
+
+
+def _unreachable(error: Exception, address: str, status: re.Match[str] | None) -> ServerUnreachableError:
+    if status:
+        return ServerUnreachableError(
+            f"What answers at {address} is not ClickHouse's HTTP interface: {status[0]}", _PORTS
+        )
+    return ServerUnreachableError(
+        f"No answer from ClickHouse at {address}: {(cause := _root_cause(error))}",
+        next((remedy for sign, remedy in _REMEDIES.items() if sign in cause), _USUAL_REMEDY),
+    )
 
 
 def _of_keeper(code: int, said: str, address: str) -> KeeperConflictError | NoKeeperError | None:
@@ -159,6 +170,9 @@ _CODE_REMEDIES = {
     243: "Free space on the server's disk",
     252: "Wait for merges, or insert into other tables less often",
 }
+_STATUS = re.compile(r"HTTP status \d+")
+"""What clickhouse-connect says of an answer without a code: any web server's, or that of ClickHouse's native port."""
+_PORTS = "Check state_backend.clickhouse.host and port: 8123 is HTTP, 8443 is HTTPS, 9000 is another protocol"
 _USUAL_REMEDY = "Check state_backend.clickhouse.host, port and secure, and that the server runs"
 _UNKNOWN_CA = "Set state_backend.clickhouse.ca_cert to a PEM file with the authority that signed its certificate"
 _REMEDIES = {
@@ -170,9 +184,10 @@ _REMEDIES = {
 """What to do about a certificate, by what OpenSSL says of it."""
 
 
-def _denied(error: Exception, address: str) -> PermissionDeniedError:
+def _denied(error: Exception, address: str, user: str | None) -> PermissionDeniedError:
     found = _MISSING.search(str(_orig(error))) or _GRANT.search(str(_orig(error)))
-    remedy = f"Have an administrator run: GRANT {found[1]} TO the user" if found else "Use a user who may write"
+    name = "the user" if user is None else user if user.isidentifier() else f"`{user}`"
+    remedy = f"Have an administrator run: GRANT {found[1]} TO {name}" if found else "Use a user who may write"
     return PermissionDeniedError(f"ClickHouse at {address} denied access: {_said(error)}", remedy)
 
 

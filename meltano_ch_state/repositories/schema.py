@@ -88,7 +88,7 @@ def create_database(connection: Connection, schema: str, topology: Topology) -> 
 
     Whether it is on all servers of a cluster one of them does not know.
     """
-    if topology.cluster or not connection.execute(_DATABASE, {"schema": schema}).scalar():
+    if topology.cluster or not connection.execute(DATABASE, {"schema": schema}).scalar():
         connection.execute(database_ddl(schema, topology))
 
 
@@ -150,7 +150,7 @@ def foreign_tables(connection: Connection, names: Names) -> list[str]:
 _REVISION = """SELECT version_num, getSetting('readonly'),
     (SELECT any(engine) FROM system.tables WHERE database = :schema AND name = :table)
 FROM `{names.schema}`.`{names.version_table}` FINAL"""
-_DATABASE = text("SELECT count() FROM system.databases WHERE name = :schema")
+DATABASE = text("SELECT count() FROM system.databases WHERE name = :schema")
 _CLOUD_MODE = text("SELECT value FROM system.settings WHERE name = 'cloud_mode'")
 # The examples of clusters that ClickHouse was installed with consist of loopback addresses only.
 CLUSTERS = text(

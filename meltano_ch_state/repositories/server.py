@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Engine, bindparam, text
 
 from meltano_ch_state.repositories.base import Repository
-from meltano_ch_state.repositories.schema import CLUSTERS
+from meltano_ch_state.repositories.schema import CLUSTERS, DATABASE
 from meltano_ch_state.settings import Names
 
 
@@ -55,6 +55,18 @@ class ServerRepository(Repository):
         """
         on = table if table == "*" else f"`{table}`"
         return bool(self.select(text(f"CHECK GRANT {privilege} ON `{self._names.schema}`.{on}"))[0][0])
+
+    def may_make(self, table_engine: str) -> bool:
+        """Whether the user may make tables with an engine.
+
+        Raises:
+            ServerError: If the server is too old to tell, and then it may not ask for that right.
+        """
+        return bool(self.select(text(f"CHECK GRANT TABLE ENGINE ON {table_engine}"))[0][0])
+
+    def has_database(self) -> bool:
+        """Whether the database of the tables is there, as far as the user may know of it."""
+        return bool(self.select(DATABASE, {"schema": self._names.schema})[0][0])
 
     def engines(self) -> dict[str, str]:
         """The engines of the state table and the lock table, as far as they are there and the user may know of them."""

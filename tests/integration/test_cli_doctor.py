@@ -147,8 +147,30 @@ def test_a_user_with_the_rights_of_a_run_is_told_what_it_could_not_check(on_tabl
     assert statuses(lines, "warn") == ["nodes", "mutations", "parts"]
     for name, table in (("nodes", "clusters"), ("mutations", "mutations"), ("parts", "parts")):
         assert lines[name]["remedy"] == f"Have an administrator run: GRANT SELECT ON system.{table} TO runner"
-    assert "GRANT CREATE DATABASE, CREATE TABLE" in lines["migrating"]["remedy"]
+    schema = on_tables.target.settings.schema
+    assert lines["migrating"]["remedy"].startswith(
+        "Not needed for runs. Have an administrator run: GRANT CREATE TABLE ON"
+    )
+    for grant in (f"CREATE TABLE ON `{schema}`.*", "TABLE ENGINE ON ReplacingMergeTree", f"SELECT ON `{schema}`.state"):
+        assert (f"GRANT {grant} TO runner" in lines["migrating"]["remedy"]) == ("SELECT" not in grant)
     assert "insert " in lines["latency"]["message"]
+
+
+def test_where_tables_are_missing_that_the_user_may_not_make_runs_will_fail(fresh: Backend, server: Endpoint) -> None:
+    if fresh.target.settings.scheme == "chdb":
+        return
+    lines = diagnosis(as_user(fresh, server, "runner"), code=1)
+    assert statuses(lines, "fail") == ["schema"]
+    assert lines["schema"]["remedy"].startswith("Have a user run meltano-ch-state upgrade")
+    assert "Not needed" not in lines["migrating"]["remedy"]
+    assert "GRANT CREATE DATABASE ON" in lines["migrating"]["remedy"]
+
+
+def test_a_history_that_is_kept_for_other_days_than_the_setting_says_is_a_warning(on_tables: Backend) -> None:
+    lines = diagnosis(Backend(f"{on_tables.uri}&history_days=9"))
+    assert statuses(lines, "warn", "fail") == ["history"]
+    assert lines["history"]["message"] == "The newest versions are kept for 90 days, not history_days=9"
+    assert lines["history"]["remedy"].startswith("Run: meltano-ch-state upgrade")
 
 
 def test_for_a_user_who_only_reads_it_only_reads(on_tables: Backend, server: Endpoint) -> None:
@@ -253,7 +275,7 @@ def test_tables_of_another_engine_are_a_failure(on_tables: Backend) -> None:
 def test_it_tells_of_replicas_and_that_no_pause_is_needed(server: Endpoint, schema: str) -> None:
     create_replicated_tables(server, schema)
     backend = Backend(f"{server.url('reader')}?schema={schema}")
-    assert diagnosis(backend)["consistency"]["message"].startswith("Replicas (ReplicatedReplacingMergeTree)")
+    assert diagnosis(backend, code=1)["consistency"]["message"].startswith("Replicas (ReplicatedReplacingMergeTree)")
 
 
 @pytest.mark.parametrize(("replicated", "status"), [("", "fail"), ("&replicated=false", "ok")])

@@ -131,6 +131,21 @@ def error_of(call: Callable[[], object]) -> StateBackendError:
     return caught.value
 
 
+def test_a_port_where_another_protocol_is_spoken_is_told_as_such(server: Endpoint) -> None:
+    elsewhere = Manager("clickhouse://admin@127.0.0.1", port=server.tcp_port, password=SECRET)
+    error = error_of(lambda: elsewhere.get("a"))
+    assert str(error) == (
+        f"What answers at 127.0.0.1:{server.tcp_port} is not ClickHouse's HTTP interface: HTTP status 400."
+        " Check state_backend.clickhouse.host and port: 8123 is HTTP, 8443 is HTTPS, 9000 is another protocol."
+    )
+
+
+def test_another_web_server_is_told_as_such() -> None:
+    with serving(ThreadingHTTPServer((HOST, 0), BaseHTTPRequestHandler)) as port:
+        error = error_of(lambda: Manager(f"clickhouse://{HOST}:{port}").get("a"))
+    assert str(error).startswith(f"What answers at {HOST}:{port} is not ClickHouse's HTTP interface: HTTP status 501.")
+
+
 @pytest.mark.parametrize(
     ("lost", "call"),
     [
@@ -267,7 +282,7 @@ def test_a_user_with_select_and_insert_can_run_once_the_tables_are_there(
 def test_a_user_who_may_not_make_the_tables_is_told_the_grant(server: Endpoint, schema: str) -> None:
     error = error_of(lambda: Manager(server.url("runner"), schema=schema).set(STATE))
     assert isinstance(error, PermissionDeniedError)
-    assert str(error).endswith(f"Have an administrator run: GRANT CREATE DATABASE ON {schema}.* TO the user.")
+    assert str(error).endswith(f"Have an administrator run: GRANT CREATE DATABASE ON {schema}.* TO runner.")
     assert str(error).startswith(f"ClickHouse at {server.host}:{server.http_port} denied access: ")
 
 
