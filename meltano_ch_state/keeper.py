@@ -108,7 +108,6 @@ class KeeperLock(Lock):
 
     def learn_cell(self, cell: Cell, view: View, guard: LiveLock | None) -> None:
         """Take over the token that the server drew, the sequence, the state, and the guard that has to stay alive."""
-        self._states.pop(cell.lock.state_id, None)  # of an earlier look, when there was no guard yet
         self._sequence = max(self._sequence, cell.sequence)
         self.learn(cell.lock, view)
         if guard:

@@ -99,8 +99,12 @@ class Lock:
         return min((row.born for row in self._rows.values() if row.born is not None), default=None)
 
     def learn(self, own: LiveLock, view: View | None = None) -> None:
-        """Take over the token and the birth that the server drew, and what the read saw of the state."""
+        """Take over the token and the birth that the server drew, and what this read saw of the state.
+
+        What an earlier one saw is forgotten: somebody may have been inside since.
+        """
         self._rows[own.state_id] = replace(self._rows[own.state_id], token=own.token, born=own.born)
+        self._states.pop(own.state_id, None)
         if view:
             self._replaced[own.state_id] = view.version
             if state := view.current_state():

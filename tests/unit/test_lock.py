@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,8 @@ from meltano_ch_state.errors import NestedLockError, StateLockedError, StateLock
 from meltano_ch_state.locker import Locker, LockOptions, Metrics
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import TOKEN_STEP, LockRow, View, tombstone_of
-from meltano_ch_state.testing import MemoryDatabase, MemoryLocks
+from meltano_ch_state.store import State, StateStore
+from meltano_ch_state.testing import MemoryDatabase, MemoryLocks, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
 
 FAST = LockOptions(timeout_seconds=5, retry_seconds=0.01)
@@ -350,6 +351,31 @@ def test_a_withdrawal_that_failed_is_done_again(database: MemoryDatabase, fake: 
     with pytest.raises(ConnectionError), Locker(Failing(database), clock=fake.clock()).hold("s"):
         pass
     assert live_rows(database) == ["rival"]
+
+
+@pytest.mark.parametrize("contents", ["short", "x" * 70_000])
+def test_who_stayed_beside_a_holder_reads_what_that_wrote_and_not_what_was_there_when_it_stayed(
+    fake: FakeTime, contents: str
+) -> None:
+    """The holder's row was born later but landed sooner; a copy of it lands when all is done, with a later token."""
+    offset = 0
+    database = MemoryDatabase(now=lambda: fake.server_now() + offset)
+    first, second = (StateStore(MemoryStates(database), locker(database, fake), MemorySchema()) for _ in range(2))
+    first.set(State("a", {}, {"value": 1}))
+
+    with ExitStack() as held:
+        lock = held.enter_context(first.lock("a", "update"))
+        offset = -10_000_000
+
+        def end() -> None:
+            fake.while_asleep = lambda: None
+            first.set(State("a", {}, {"value": contents}))
+            held.close()
+            MemoryLocks(database).insert([replace(rows[0], token=database.states["a"].updated_at + 1_000)])
+
+        rows, fake.while_asleep = lock.rows, end
+        with second.lock("a", "update"):
+            assert second.get("a") == State("a", {}, {"value": contents})
 
 
 def test_a_tombstone_wins_over_a_row_that_lands_later(database: MemoryDatabase, fake: FakeTime) -> None:
