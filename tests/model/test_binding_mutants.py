@@ -11,9 +11,10 @@ from meltano_ch_state import locker, protocol
 from meltano_ch_state.lock import Lock
 from meltano_ch_state.protocol import LiveLock, LockRow, Verdict, View
 from meltano_ch_state.testing import MemoryLocks
-from tests.model.binding import JUMP, UPDATE, Setup, assert_caught, explore
+from tests.model.binding import JUMP, UPDATE, Setup, assert_caught, explore, sample
 
 TWO = [[UPDATE], [UPDATE]]
+learn = Lock.learn
 
 
 class OutbidTombstones(MemoryLocks):
@@ -67,6 +68,13 @@ def unordered(view: View, lock_id: str) -> Verdict:
     return Verdict.STAY if verdict is Verdict.WITHDRAW and view.rivals(lock_id) else verdict
 
 
+def keeping_what_was_seen(lock: Any, own: LiveLock, view: View | None = None) -> None:
+    seen = lock._states.get(own.state_id)
+    learn(lock, own, view)
+    if seen:
+        lock._states.setdefault(own.state_id, seen)
+
+
 def test_a_holder_whose_token_is_not_the_greatest_is_caught() -> None:
     with patch.object(locker, "decide", held_at_once):
         outcome = explore(Setup(TWO, tick=0))
@@ -100,6 +108,12 @@ def test_a_state_that_was_read_before_the_last_holder_wrote_is_caught() -> None:
         outcome = explore(Setup(TWO, tick=2_000, torn=True))
     assert_caught(outcome, "no update is lost")
     assert outcome.runs <= 500
+
+
+def test_a_state_that_an_earlier_look_saw_is_caught_when_who_was_born_later_landed_sooner() -> None:
+    with patch.object(Lock, "learn", keeping_what_was_seen):
+        outcome = sample(Setup([[UPDATE]] * 3, ["back"], most_faults=2, tick=2_000, torn=True), 4_000, seed=1)
+    assert_caught(outcome, "no update is lost")
 
 
 def test_tombstones_that_a_late_insert_outbids_are_caught() -> None:

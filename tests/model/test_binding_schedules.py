@@ -115,3 +115,13 @@ def test_three_and_four_clients_lose_nothing_whatever_befalls_some_calls(scripts
 def test_three_and_four_clients_lose_nothing_when_leases_are_over_too_early(scripts: Scripts, tick: int) -> None:
     setup = Setup(scripts, [*FAULTS_OF_WRITES, JUMP], most_faults=4, tick=tick)
     assert_all_is_well(sample(setup, RUNS, SEED + tick), complete=400, states=390)
+
+
+@pytest.mark.parametrize("tick", [1, 2_000])
+@pytest.mark.parametrize("scripts", [THREE, FOUR, FOUR_MIXED], ids=["three", "four", "four mixed"])
+@deep
+def test_three_and_four_clients_lose_nothing_when_reads_see_states_earlier_than_locks(
+    scripts: Scripts, tick: int
+) -> None:
+    setup = Setup(scripts, [*FAULTS_OF_WRITES, JUMP], most_faults=4, tick=tick, torn=True)
+    assert_all_is_well(sample(setup, RUNS, SEED + tick), complete=400, states=390)
