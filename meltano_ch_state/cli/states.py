@@ -10,6 +10,8 @@ import click
 
 from meltano_ch_state.cli.output import as_time, confirm, counted_noun, print_json, print_table, printable
 from meltano_ch_state.cli.target import StateID, Target, backend_options, opened, yes_option
+from meltano_ch_state.errors import StateLockedError
+from meltano_ch_state.lock import merged
 from meltano_ch_state.models import LOCK_ROWS_KEPT_DAYS
 from meltano_ch_state.pruning import TOMBSTONE_DAYS, Pruner
 
@@ -93,14 +95,16 @@ def prune(  # noqa: PLR0917 - one parameter an option
         raise click.UsageError("Choose what to prune: --older-than, --tombstones, --locks, --history-older-than.")
     with opened(uri) as target:
         cutoff = None if history_older_than is None else target.locks.now() - int(history_older_than * 1e6)
-        found = _found(target, older_than, tombstones, locks, cutoff)
+        found, locked = _found(target, older_than, tombstones, locks, cutoff), None
         if not dry_run and any(found.values()):
             confirm(f"Prune {_summary(found)}?", yes)
-            found = _pruned(target, found, older_than, cutoff)
-    if as_json:
-        print_json({"dry_run": dry_run, **found})
-    else:
-        _print(found, dry_run)
+            found, locked = _pruned(target, found, older_than, cutoff)
+        if as_json:
+            print_json({"dry_run": dry_run, **found, "locked": list(locked.state_ids) if locked else []})
+        else:
+            _print(found, dry_run)
+        if locked:
+            raise locked
 
 
 def _pruner(target: Target) -> Pruner:
@@ -120,17 +124,22 @@ def _found(
     }
 
 
-def _pruned(target: Target, found: dict[str, Any], older_than: float | None, cutoff: int | None) -> dict[str, Any]:
+def _pruned(
+    target: Target, found: dict[str, Any], older_than: float | None, cutoff: int | None
+) -> tuple[dict[str, Any], StateLockedError | None]:
+    """What is gone, and the error of what stayed locked."""
     pruner = _pruner(target)
-    cleared = pruner.clear(found["states"], older_than or 0)
-    erased = pruner.erase(found["tombstones"])
+    cleared, held = pruner.clear(found["states"], older_than or 0)
+    erased, held_too = pruner.erase(found["tombstones"])
     if found["lock_rows"]:
         target.maintenance.merge_locks()
     if found["versions"]:
         target.history.erase_older(cutoff or 0)
     left = target.maintenance.expired_lock_rows() if found["lock_rows"] else 0
     gone = max(0, found["lock_rows"] - left)
-    return {"states": cleared, "tombstones": erased, "lock_rows": gone, "versions": found["versions"]}
+    failures = [error for error in (held, held_too) if error]
+    pruned = {"states": cleared, "tombstones": erased, "lock_rows": gone, "versions": found["versions"]}
+    return pruned, merged(failures) if failures else None
 
 
 def _summary(found: dict[str, Any]) -> str:

@@ -329,7 +329,7 @@ def test_prune_deletes_the_old_versions_and_no_state(backend: Backend) -> None:
         f"INSERT INTO {table} (state_id, completed_state, updated_at, is_deleted, written_at)"
         " SELECT 'a', '{}', now64(6) - toIntervalDay(40), 0, now64(6) - toIntervalDay(40)"
     )
-    would = {"dry_run": True, "states": [], "tombstones": [], "lock_rows": 0, "versions": 1}
+    would = {"dry_run": True, "states": [], "tombstones": [], "lock_rows": 0, "versions": 1, "locked": []}
 
     assert backend.json("prune", "--history-older-than", "30d", "--dry-run") == would
     assert len(versions(backend, "a")) == 2

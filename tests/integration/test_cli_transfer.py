@@ -11,6 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
+from click.testing import Result
 from meltano.core.state_store import StateBackend
 from meltano.core.state_store.base import MeltanoState
 from moto import mock_aws
@@ -159,12 +160,43 @@ def test_a_user_who_may_not_write_is_told_and_nothing_is_written(on_tables: Back
     assert stored(on_tables) == []
 
 
-def test_a_state_that_is_locked_is_named_and_the_others_are_written(on_tables: Backend) -> None:
-    impatient = Backend(f"{on_tables.uri}&lock_acquire_timeout_seconds=0")
-    with on_tables.manager().acquire_lock("held"):
-        line = failed(impatient.run("import", "-", stdin='{"held": {}, "free": {}}'))
+LOCKED = '{"held": {"completed": {"n": 2}}, "new": {}, "other": {"completed": {"n": 2}}, "same": {}}'
+
+
+def importing_what_is_held(backend: Backend, *options: str) -> Result:
+    """Import some states while another holds one of them."""
+    impatient = Backend(f"{backend.uri}&lock_acquire_timeout_seconds=0")
+    backend.output("import", "-", stdin='{"held": {}, "other": {}, "same": {}}')
+    with backend.manager().acquire_lock("held"):
+        return impatient.run("import", "-", "--yes", *options, stdin=LOCKED)
+
+
+def test_a_state_that_is_locked_is_named_and_what_was_imported_is_told(on_tables: Backend) -> None:
+    result = importing_what_is_held(on_tables)
+    assert (result.exit_code, result.stdout) == (
+        1,
+        "Imported 2 states (1 new, 1 replaced, 1 unchanged, 1 locked).\n",
+    )
+    (line,) = result.stderr.splitlines()
     assert line.startswith("Error: State 'held' is locked by ")
-    assert [state["state_id"] for state in on_tables.json("states")] == ["free"]
+    assert {row[0]: row[2] for row in stored(on_tables)} == {
+        "held": None,
+        "new": None,
+        "other": '{"n": 2}',
+        "same": None,
+    }
+
+
+def test_in_json_a_state_that_is_locked_has_an_action_of_its_own(on_tables: Backend) -> None:
+    result = importing_what_is_held(on_tables, "--json")
+    assert result.exit_code == 1
+    assert actions(json.loads(result.stdout)) == {
+        "held": "locked",
+        "new": "new",
+        "other": "replaced",
+        "same": "unchanged",
+    }
+    assert result.stderr.startswith("Error: State 'held' is locked by ")
 
 
 def test_states_come_from_another_backend_of_this_package(on_tables: Backend, on_embedded: Backend) -> None:
