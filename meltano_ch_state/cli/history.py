@@ -17,6 +17,7 @@ from meltano_ch_state.cli.output import (
     confirm,
     counted_noun,
     destination,
+    first_of,
     is_file,
     print_json,
     print_table,
@@ -219,9 +220,7 @@ def _summary(row: StateRow, found: list[Change] | None) -> str:
     if found is None:
         return "cleared" if row.is_deleted else "(the oldest that is kept)"
     lines = ["cleared"] if row.is_deleted else []
-    lines += map(_line, found[:SHOWN_CHANGES])
-    if len(found) > SHOWN_CHANGES:
-        lines.append(f"and {len(found) - SHOWN_CHANGES} more")
+    lines += first_of(found, _line, SHOWN_CHANGES)
     return ", ".join(lines) or "nothing"
 
 

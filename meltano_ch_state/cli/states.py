@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import click
 
-from meltano_ch_state.cli.output import as_time, confirm, counted_noun, print_json, print_table, printable
+from meltano_ch_state.cli.output import as_time, confirm, counted_noun, first_of, print_json, print_table, printable
 from meltano_ch_state.cli.target import StateID, Target, backend_options, opened, yes_option
 from meltano_ch_state.errors import StateLockedError
 from meltano_ch_state.lock import merged
@@ -97,7 +99,9 @@ def prune(  # noqa: PLR0917 - one parameter an option
         cutoff = None if history_older_than is None else target.locks.now() - int(history_older_than * 1e6)
         found, locked = _found(target, older_than, tombstones, locks, cutoff), None
         if not dry_run and any(found.values()):
-            confirm(f"Prune {_summary(found)}?", yes)
+            confirm(
+                f"Prune {_summary(found)}?", yes, chain.from_iterable(first_of(lines, str) for lines in _lines(found))
+            )
             found, locked = _pruned(target, found, older_than, cutoff)
         if as_json:
             print_json({"dry_run": dry_run, **found, "locked": list(locked.state_ids) if locked else []})
@@ -148,8 +152,13 @@ def _summary(found: dict[str, Any]) -> str:
     return f"{states}, {tombstones} of states, {rows} of the lock table, {versions}"
 
 
-def _print(found: dict[str, Any], dry_run: bool) -> None:
+def _lines(found: dict[str, Any]) -> Iterator[list[str]]:
+    """A line for each state ID, kind by kind."""
     for kind in ("states", "tombstones"):
-        for state_id in found[kind]:
-            click.echo(f"{kind.removesuffix('s')}  {printable(state_id)}")
+        yield [f"{kind.removesuffix('s')}  {printable(state_id)}" for state_id in found[kind]]
+
+
+def _print(found: dict[str, Any], dry_run: bool) -> None:
+    for line in chain.from_iterable(_lines(found)):
+        click.echo(line)
     click.echo(f"{'Would prune' if dry_run else 'Pruned'} {_summary(found)}.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -15,6 +14,7 @@ from meltano_ch_state.cli.output import (
     counted,
     counted_noun,
     destination,
+    first_of,
     is_file,
     print_json,
     print_table,
@@ -28,8 +28,6 @@ from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
 
 ACTIONS = ("new", "replaced", "unchanged", "locked")
 """What is done with a state. That it is locked shows only when it is to be written; it stays as it was."""
-SHOWN_STATES = 10
-"""So many states the question names; with --dry-run all are listed."""
 
 
 @click.command(name="import")
@@ -56,7 +54,7 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
             if replaced:
                 there = "that is" if len(replaced) == 1 else "that are"
                 question = f"Replace {counted_noun(len(replaced), 'state')} {there} there already?"
-                confirm(question, yes, _named(replaced))
+                confirm(question, yes, first_of(replaced, lambda state_id: f"replaced  {printable(state_id)}"))
             locked = _write(target, due)
             plan |= dict.fromkeys(locked.state_ids if locked else (), "locked")
         if as_json:
@@ -85,14 +83,6 @@ def _print(plan: dict[str, str], dry_run: bool) -> None:
     done = counted_noun(counts["new"] + counts["replaced"], "state")
     shown = ", ".join(f"{counts[action]} {action}" for action in ACTIONS if counts[action] or action != "locked")
     click.echo(f"{'Would import' if dry_run else 'Imported'} {done} ({shown}).")
-
-
-def _named(state_ids: list[str]) -> Iterator[str]:
-    """A line for each of the first of them."""
-    for state_id in state_ids[:SHOWN_STATES]:
-        yield f"replaced  {printable(state_id)}"
-    if len(state_ids) > SHOWN_STATES:
-        yield f"and {len(state_ids) - SHOWN_STATES} more"
 
 
 def _plan(target: Target, given: dict[str, Imported]) -> dict[str, str]:

@@ -195,6 +195,26 @@ def test_prune_does_nothing_unless_it_is_told_what(on_server: Backend) -> None:
     assert "Choose what to prune: --older-than, --tombstones, --locks, --history-older-than." in result.stderr
 
 
+def test_what_would_go_is_named_before_the_question(on_tables: Backend) -> None:
+    ids = ["\x1b[31mred", *(f"id {number:02d}" for number in range(13))]
+    old = [StateRow(state_id, None, "{}", days_ago(91)) for state_id in ids]
+    cleared = StateRow("cleared", None, None, days_ago(31), is_deleted=True)
+    on_tables.target.states.insert_versions([*old, cleared])
+
+    with on_tables.asking("prune", "--older-than", "90d", "--tombstones", "--locks") as question:
+        code, out, error = question.answered("n")
+
+    assert question.text.splitlines() == [
+        r"state  \x1b[31mred",
+        *(f"state  id {number:02d}" for number in range(9)),
+        "and 4 more",
+        "tombstone  cleared",
+        "Prune 14 states, 1 tombstone of states, 0 rows of the lock table, 0 old versions? [y/N]: ",
+    ]
+    assert (code, out, error) == (1, "", "Nothing was done.\n")
+    assert len(on_tables.json("states")) == 14
+
+
 def test_many_states_are_pruned_part_by_part(on_tables: Backend) -> None:
     long_ids = [f"{number:04d}-{'x' * 500}" for number in range(250)]
     target = on_tables.target

@@ -76,7 +76,7 @@ def test_the_states_that_would_be_replaced_are_named_before_the_question(on_tabl
     (tmp_path / "states.json").write_text(json.dumps({i: {"completed": {"n": 1}} for i in [*ids, "new"]}))
 
     with on_tables.asking("import", str(tmp_path / "states.json")) as question:
-        code, out, _ = question.answered("n")
+        code, out, error = question.answered("n")
 
     assert question.text.splitlines() == [
         r"replaced  \x1b[31mred",
@@ -84,7 +84,7 @@ def test_the_states_that_would_be_replaced_are_named_before_the_question(on_tabl
         "and 4 more",
         "Replace 14 states that are there already? [y/N]: ",
     ]
-    assert (code, out) == (1, "")
+    assert (code, out, error) == (1, "", "Nothing was done.\n")
     assert {row[2] for row in stored(on_tables)} == {"{}"}
 
 
