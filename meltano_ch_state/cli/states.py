@@ -99,9 +99,8 @@ def prune(  # noqa: PLR0917 - one parameter an option
         cutoff = None if history_older_than is None else target.locks.now() - int(history_older_than * 1e6)
         found, locked = _found(target, older_than, tombstones, locks, cutoff), None
         if not dry_run and any(found.values()):
-            confirm(
-                f"Prune {_summary(found)}?", yes, chain.from_iterable(first_of(lines, str) for lines in _lines(found))
-            )
+            about = (first_of(lines, str) for lines in _lines(found))
+            confirm(f"Prune {_summary(found)}?", yes, chain.from_iterable(about))
             found, locked = _pruned(target, found, older_than, cutoff)
         if as_json:
             print_json({"dry_run": dry_run, **found, "locked": list(locked.state_ids) if locked else []})

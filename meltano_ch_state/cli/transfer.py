@@ -46,7 +46,7 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
     """
     with opened(uri, makes=True) as target:
         with progress("Reading") as bar:
-            given = {state.state_id: state for state in counted(read(source), bar)}
+            given = {state.state_id: state for state in counted(read(source, target.settings), bar)}
         plan, locked = _plan(target, given), None
         due = [given[state_id] for state_id, action in plan.items() if action != "unchanged"]
         replaced = [state_id for state_id, action in plan.items() if action == "replaced"]

@@ -16,8 +16,9 @@ from meltano.core.state_store import StateBackend
 from meltano.core.state_store.base import MeltanoState
 from moto import mock_aws
 
-from meltano_ch_state.cli.source import GENERIC_SETTINGS
+from meltano_ch_state.cli.source import GENERIC_SETTINGS, source_settings
 from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.settings import resolve
 from tests.acceptance.project import Project
 from tests.rig.endpoint import Endpoint
 from tests.support.cli import COMMAND, Backend, failed
@@ -204,6 +205,48 @@ def test_states_come_from_another_backend_of_this_package(on_tables: Backend, on
     on_embedded.manager().set_all(states)
     assert len(on_tables.json("import", on_embedded.uri)["states"]) == 250
     assert on_tables.output("export") == on_embedded.output("export")
+
+
+def without_password(uri: str, user: str = "admin", host: str = "127.0.0.1") -> str:
+    """The URI of a backend on the test server, with another login."""
+    return f"clickhouse://{user}@{uri.rpartition('@')[2].replace('127.0.0.1', host)}"
+
+
+def test_a_source_with_the_login_of_the_target_needs_no_password_of_its_own(on_tables: Backend) -> None:
+    copy = Backend(f"{on_tables.uri}&table=copy")
+    on_tables.output("import", "-", stdin='{"a": {}}')
+    assert actions(copy.json("import", without_password(on_tables.uri))) == {"a": "new"}
+
+
+@pytest.mark.parametrize("login", [{"host": "localhost"}, {"user": "reader"}], ids=str)
+def test_a_source_with_another_login_does_not_get_the_targets_password(
+    on_tables: Backend, login: dict[str, str]
+) -> None:
+    line = failed(on_tables.run("import", without_password(on_tables.uri, **login)))
+    assert "refused the user or the password." in line
+    assert line.endswith(
+        "Write the password into the URI of the source, percent-encoded; or export its states to a file, and import"
+        " that."
+    )
+    assert "MELTANO_STATE_BACKEND" not in line
+
+
+@pytest.mark.parametrize(
+    ("source", "password"),
+    [
+        ("clickhouse://ann@db:8443?secure=true", "of-the-target"),
+        ("clickhouse://ann@db?secure=true&schema=other", "of-the-target"),
+        ("clickhouse://ann:own@db?secure=true", "own"),
+        ("clickhouse://ann@db:8443", ""),  # would send it in the clear
+        ("clickhouse://ann@db?secure=true&verify=false", ""),  # would send it to whoever answers
+        ("clickhouse://ann@db.elsewhere?secure=true", ""),
+        ("clickhouse://bob@db?secure=true", ""),
+        ("clickhouse://ann@db:9443?secure=true", ""),
+    ],
+)
+def test_the_targets_password_goes_where_the_target_sends_it_and_nowhere_else(source: str, password: str) -> None:
+    target = resolve("clickhouse://ann:of-the-target@db?secure=true")
+    assert source_settings(source, target).password == password
 
 
 def test_states_come_from_a_folder_that_meltano_wrote(on_tables: Backend, tmp_path: Path) -> None:
