@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
-from meltano_ch_state.cli.target import require_folder, target_of
+from meltano_ch_state.cli.target import require_store, target_of
 from meltano_ch_state.errors import AuthenticationError, StateBackendError
 from meltano_ch_state.settings import SCHEMES, Settings, resolve
 
@@ -128,7 +128,7 @@ def source_settings(uri: str, target: Settings) -> Settings:
 
 def _own(uri: str, target: Settings) -> Iterator[Imported]:
     settings = source_settings(uri, target)
-    require_folder(settings)
+    require_store(settings)
     source = target_of(settings)
     try:
         if not source.schema.readable():

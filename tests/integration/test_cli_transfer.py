@@ -150,8 +150,13 @@ def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
 
 
 def test_a_folder_to_import_from_that_is_mistyped_is_named_and_not_made(on_server: Backend, tmp_path: Path) -> None:
-    line = failed(on_server.run("import", f"chdb://{tmp_path / 'mistyped'}"))
-    assert f"There is no folder {tmp_path / 'mistyped'}" in line
+    mistyped = tmp_path / "mistyped"
+    assert failed(on_server.run("import", f"chdb://{mistyped}")) == (
+        f"Error: Cannot import from chdb://{mistyped}: There is no folder {mistyped}. Name another."
+    )
+    assert failed(on_server.run("import", f"chdb://{tmp_path}")) == (
+        f"Error: Cannot import from chdb://{tmp_path}: There is no state store in folder {tmp_path}. Name another."
+    )
     assert list(tmp_path.iterdir()) == []
 
 
