@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import replace
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
@@ -27,6 +28,8 @@ _SECRET = re.compile(r"pass|secret|token|key|sig|connection", re.IGNORECASE)
 _LOGIN_REMEDY = (
     "Write the password into the URI of the source, percent-encoded; or export its states to a file, and import that"
 )
+_EXTRAS = {"gs": "gcs"}
+"""Meltano's extras for schemes that are not called the same."""
 GENERIC_SETTINGS = {"lock_timeout_seconds": 10, "lock_retry_seconds": 1}
 """Meltano's defaults, for a backend that is opened without a project. Nothing is locked for reading."""
 
@@ -74,7 +77,8 @@ def read(source: str, target: Settings) -> Iterator[Imported]:
             yield from _file(source)
     except Exception as error:  # a backend is somebody else's code, and may raise anything
         reason = without_secrets(source, " ".join(str(error).split()) or type(error).__name__)
-        raise click.ClickException(f"Cannot import from {shown}: {reason.rstrip('.')}.") from error
+        stop = "" if reason.endswith((".", "?")) else "."
+        raise click.ClickException(f"Cannot import from {shown}: {reason}{stop}") from error
 
 
 def without_secrets(source: str, text: str) -> str:
@@ -95,6 +99,10 @@ def _file(name: str) -> Iterator[Imported]:
         data = json.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
     except json.JSONDecodeError as error:
         raise ValueError(f"It is no JSON: line {error.lineno}, column {error.colno}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError("It is no JSON") from error
+    except OSError as error:
+        raise ValueError(error.strerror) from error
     if not isinstance(data, dict):
         raise ValueError("It is no JSON object of states")
     for state_id, parts in data.items():
@@ -168,10 +176,26 @@ def _meltanos(uri: str) -> Iterator[StateStoreManager]:
     except ProjectNotFound:
         if uri == SYSTEMDB:
             raise
-        kind = StateBackend.get_manager_factory(scheme=urlsplit(uri).scheme)
+        with _extras_named(parts.scheme):
+            kind = StateBackend.get_manager_factory(scheme=parts.scheme)
         manager = kind(uri=uri, **GENERIC_SETTINGS)
     else:
         settings = ProjectSettingsService(project, config_override={"state_backend.uri": uri})
-        manager = state_store_manager_from_project_settings(settings)
+        with _extras_named(parts.scheme):
+            manager = state_store_manager_from_project_settings(settings)
     with closing(manager):
         yield manager
+
+
+@contextmanager
+def _extras_named(scheme: str) -> Iterator[None]:
+    """Say which extra of Meltano has the package that a backend lacks."""
+    try:
+        yield
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme, scheme)
+        if extra not in (metadata("meltano").get_all("Provides-Extra") or ()):
+            raise
+        raise StateBackendError(
+            str(error), f"Install what Meltano needs for it: pip install 'meltano[{extra}]'"
+        ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def test_the_first_import_makes_the_tables(fresh: Backend) -> None:
         ('{"good": {}, "a": {"n": 1}}', "State 'a' is not of the form"),
         ('{"good": {}, "a": {"partial": [1]}}', "The partial part of state 'a' is no JSON object"),
         ('{"good": {}, "\\ud800": {}}', "is no state ID"),
-        ("\xff", "Cannot import from -"),
+        ("\xff", "Cannot import from -: It is no JSON: line 1, column 1."),
         ("[" * 100_000, "recursion"),
     ],
 )
@@ -126,14 +127,15 @@ def test_a_broken_document_is_one_line_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("no-such-file.json", "No such file or directory"),
+        ("no-such-file.json", ": No such file or directory."),
+        (".", "Cannot import from .: Is a directory."),
         ("file:///no/such/folder", "There is no such folder"),
         ("nope://user:very-secret@bucket", "No state backend found for scheme 'nope'"),
         ("clickhouse://user:very-secret@127.0.0.1:1", "No answer from ClickHouse at 127.0.0.1:1"),
         ("clickhouse://user:very-secret/more@127.0.0.1:1", "not percent-encoded"),
         ("clickhouse://127.0.0.1:1?password=very-secret&nope=1", "Unknown option 'nope'"),
         ("nope://[", "Cannot import from nope://["),
-        ("systemdb", "Are you in a meltano project?"),
+        ("systemdb", " Are you in a meltano project?\n"),
     ],
 )
 def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
@@ -141,7 +143,7 @@ def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = on_server.run("import", source)
-    line = result.stderr.splitlines()[-1]
+    line = result.stderr.splitlines(keepends=True)[-1]
     assert (result.exit_code, result.stdout) == (1, "")
     assert line.startswith("Error: Cannot import from ")
     assert complaint in line
@@ -279,6 +281,33 @@ def test_states_come_from_a_bucket_of_s3(on_tables: Backend, bucket: str) -> Non
     assert {row[0]: json.loads(row[2]) for row in stored(on_tables)} == {
         state_id: {"of": state_id} for state_id in ("dev:tap-a-to-target-b", "prod:tap-a-to-target-b")
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "backend", "extra"),
+    [
+        ("s3://bucket/prefix", "boto3", "s3", "s3"),
+        ("azure://container/prefix", "azure", "azure", "azure"),
+        ("gs://bucket/prefix", "google", "google", "gcs"),
+    ],
+)
+def test_a_source_whose_package_is_not_installed_is_told_the_extra_of_meltano(  # noqa: PLR0917 - one parameter a case
+    on_server: Backend, source: str, module: str, backend: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [each for each in sys.modules if each.startswith(f"meltano.core.state_store.{backend}")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = on_server.run("import", source).stderr.splitlines()[-1]
+    assert line.startswith(f"Error: Cannot import from {source}: ")
+    assert module in line
+    assert line.endswith(f". Install what Meltano needs for it: pip install 'meltano[{extra}]'.")
+
+
+def test_a_binary_file_is_no_json(on_server: Backend, tmp_path: Path) -> None:
+    (tmp_path / "states.json").write_bytes(b"\x1f\x8b\x08\x00\xff")
+    assert failed(on_server.run("import", str(tmp_path / "states.json"))) == (
+        f"Error: Cannot import from {tmp_path}/states.json: It is no JSON."
+    )
 
 
 def test_a_bucket_that_is_not_there_is_one_line_without_the_keys(on_tables: Backend, bucket: str) -> None:
