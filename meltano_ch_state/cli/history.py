@@ -61,6 +61,10 @@ def history(  # noqa: PLR0917 - one parameter an option
     """List the versions of a state. The newest first, each with its time, its writer, and what changed in it."""
     if version is not None and (last or html):
         raise click.UsageError("--version prints one version: it goes with neither --last nor --html.")
+    if html and not is_file(html) and as_json:
+        raise click.UsageError(
+            "--html - and --json both print on standard output: give --html a file, or leave --json out."
+        )
     with opened(uri) as target:
         _require_history(target)
         if version is not None:
