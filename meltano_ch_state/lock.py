@@ -223,15 +223,15 @@ def locked(before: Mapping[str, Sequence[LiveLock]], now: int) -> StateLockedErr
     """The error that tells who holds what one waited for in vain.
 
     Args:
-        before: Who is before us, for each state ID.
+        before: Who is before us, for each state ID that was not got.
         now: The server's time, in microseconds.
     """
-    blocked = {state_id: others for state_id, others in before.items() if others}
-    if not blocked:
-        return _named_error(tuple(before), "wanted by others all the time")
-    first = next(iter(blocked.values()))[0]
+    held_first = tuple(sorted(before, key=lambda state_id: not before[state_id]))
+    first = next(iter(before[held_first[0]]), None)
+    if first is None:
+        return _named_error(held_first, "wanted by others all the time")
     unlock = f"meltano-ch-state unlock {shlex.quote(first.state_id)} --lock-id {first.lock_id}"
-    error = _named_error(tuple(blocked), f"locked by {describe(first, now)}", unlock, GUARDED if first.is_guard else "")
+    error = _named_error(held_first, f"locked by {describe(first, now)}", unlock, GUARDED if first.is_guard else "")
     error.holder, error.operation, error.lock_id = first.identity.holder, first.identity.operation, first.lock_id
     error.age_seconds, error.lease_seconds_left = first.age_seconds(now), first.lease_seconds_left(now)
     return error

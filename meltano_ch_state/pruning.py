@@ -27,6 +27,9 @@ TOMBSTONE_DAYS = 30
 """A tombstone of a state stays for so many days."""
 DAY_SECONDS = 86_400.0
 
+Outcome = tuple[list[str], StateLockedError | None]
+"""What was done, and the error of what stayed locked."""
+
 
 @dataclass(frozen=True)
 class Pruner:
@@ -44,14 +47,11 @@ class Pruner:
         """The IDs of states that were cleared so long ago that nothing of them can come back, sorted."""
         return self.maintenance.older(self._cutoff(TOMBSTONE_DAYS * DAY_SECONDS), cleared=True)
 
-    def clear(self, state_ids: Sequence[str], older_than_seconds: float) -> list[str]:
+    def clear(self, state_ids: Sequence[str], older_than_seconds: float) -> Outcome:
         """Clear those of the states that are still old when their lock is held.
 
         Returns:
-            The IDs that were cleared.
-
-        Raises:
-            StateLockedError: If some are locked now; the error names them, all others are done.
+            The IDs that were cleared, and the error that names those that are locked now, if there are any.
         """
         cutoff = self._cutoff(older_than_seconds)
 
@@ -67,15 +67,14 @@ class Pruner:
 
         return self._under_locks(state_ids, clear)
 
-    def erase(self, state_ids: Sequence[str]) -> list[str]:
+    def erase(self, state_ids: Sequence[str]) -> Outcome:
         """Delete those of the states whose newest version is still an old tombstone when their lock is held.
 
         Returns:
-            The IDs of which nothing is left.
+            The IDs of which nothing is left, and the error that names those that are locked now, if there are any.
 
         Raises:
             PermissionDeniedError: If the user has no ALTER DELETE.
-            StateLockedError: If some are locked now; the error names them, all others are done.
         """
         cutoff = self._cutoff(TOMBSTONE_DAYS * DAY_SECONDS)
 
@@ -91,7 +90,7 @@ class Pruner:
     def _cutoff(self, seconds: float) -> int:
         return self.locks.now() - int(seconds * 1e6)
 
-    def _under_locks(self, state_ids: Sequence[str], act: Callable[[Lock], list[str]]) -> list[str]:
+    def _under_locks(self, state_ids: Sequence[str], act: Callable[[Lock], list[str]]) -> Outcome:
         """Act under each lock that is free now: who holds one is just using the state."""
         done: list[str] = []
         failures: list[StateLockedError] = []
@@ -103,6 +102,4 @@ class Pruner:
                         done.extend(act(lock))
             except StateLockedError as error:
                 failures.append(error)
-        if failures:
-            raise merged(failures)
-        return done
+        return done, merged(failures) if failures else None

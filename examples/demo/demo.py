@@ -25,7 +25,10 @@ BIN = Path(sys.executable).parent
 STATE_ID = "dev:tap-orders-to-target-csv"
 ITEMS = ["anvil", "bell", "candle", "drum", "easel", "fiddle", "globe", "harp"]
 
-TABLES = "SELECT name, engine, total_rows FROM system.tables WHERE database = 'meltano' ORDER BY name"
+TABLES = (
+    "SELECT name, engine, total_rows FROM system.tables"
+    " WHERE database = 'meltano' AND total_rows IS NOT NULL ORDER BY name"  # a view keeps none
+)
 STATES = "SELECT state_id, completed_state, updated_at FROM meltano.state FINAL"
 
 

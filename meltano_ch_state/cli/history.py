@@ -17,6 +17,7 @@ from meltano_ch_state.cli.output import (
     confirm,
     counted_noun,
     destination,
+    first_of,
     is_file,
     print_json,
     print_table,
@@ -60,6 +61,10 @@ def history(  # noqa: PLR0917 - one parameter an option
     """List the versions of a state. The newest first, each with its time, its writer, and what changed in it."""
     if version is not None and (last or html):
         raise click.UsageError("--version prints one version: it goes with neither --last nor --html.")
+    if html and not is_file(html) and as_json:
+        raise click.UsageError(
+            "--html - and --json both print on standard output: give --html a file, or leave --json out."
+        )
     with opened(uri) as target:
         _require_history(target)
         if version is not None:
@@ -219,9 +224,7 @@ def _summary(row: StateRow, found: list[Change] | None) -> str:
     if found is None:
         return "cleared" if row.is_deleted else "(the oldest that is kept)"
     lines = ["cleared"] if row.is_deleted else []
-    lines += map(_line, found[:SHOWN_CHANGES])
-    if len(found) > SHOWN_CHANGES:
-        lines.append(f"and {len(found) - SHOWN_CHANGES} more")
+    lines += first_of(found, _line, SHOWN_CHANGES)
     return ", ".join(lines) or "nothing"
 
 

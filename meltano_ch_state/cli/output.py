@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,6 +20,9 @@ from rich.text import Text
 
 UNLIMITED_WIDTH = 100_000
 """Columns of a pipe or a file: nothing is cut or wrapped there."""
+
+SHOWN_BEFORE_QUESTION = 10
+"""So many states of a kind a question names; with --dry-run all are listed."""
 
 T = TypeVar("T")
 
@@ -102,6 +105,13 @@ def short(value: Any, characters: int) -> str:
     return text if len(text) <= characters else f"{text[: characters - 3]}..."
 
 
+def first_of(items: Sequence[T], line: Callable[[T], str], most: int = SHOWN_BEFORE_QUESTION) -> Iterator[str]:
+    """A line for each of the first items, then how many more there are."""
+    yield from map(line, items[:most])
+    if len(items) > most:
+        yield f"and {len(items) - most} more"
+
+
 def confirm(question: str, yes: bool, about: Iterable[str] = ()) -> None:
     """Ask before something is lost, unless `yes`.
 
@@ -111,7 +121,7 @@ def confirm(question: str, yes: bool, about: Iterable[str] = ()) -> None:
         about: Lines to show before the question: what would be lost.
 
     Raises:
-        click.Abort: If the answer is no.
+        click.exceptions.Exit: With exit code 1, if the answer is no.
         RefusedError: If there is no terminal to ask on.
     """
     if yes:
@@ -120,7 +130,9 @@ def confirm(question: str, yes: bool, about: Iterable[str] = ()) -> None:
         raise RefusedError("Nothing was done: this asks first, and there is no terminal. Give --yes to do it.")
     for line in about:
         click.echo(line, err=True)
-    click.confirm(question, abort=True, err=True)
+    if not click.confirm(question, err=True):
+        click.echo("Nothing was done.", err=True)
+        raise click.exceptions.Exit(1)
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from meltano_ch_state.project import find_settings
 from meltano_ch_state.repositories.schema import SchemaRepository
 from meltano_ch_state.settings import Settings
 
+FIRST = "0001"
+
 
 @click.command()
 @backend_options
@@ -49,9 +51,10 @@ class Revision(click.ParamType):  # type: ignore[type-arg] # of click 8.5 only
     name = "revision"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuse what Alembic takes, too, but which is no upgrade (`base`) or trips it up (the empty text)."""
-        if not re.fullmatch("head|[0-9]{4}", str(value)):
-            self.fail(f"{value!r} is no revision. Write head, or four digits such as {migrate.HEAD}.", param, ctx)
+        """Refuse what nobody knows, and what Alembic takes, too, but which is no upgrade (`base`)."""
+        known = re.fullmatch("[0-9]{4}", str(value)) and FIRST <= str(value) <= migrate.HEAD
+        if value != "head" and not known:
+            self.fail(f"{value!r} is no revision. Write head, or a number from {FIRST} to {migrate.HEAD}.", param, ctx)
         return str(value)
 
 
@@ -104,7 +107,7 @@ def _names_at_least(uri: str | None) -> Settings:
 
 @contextmanager
 def _alembic_errors() -> Iterator[None]:
-    """Alembic's own complaint, such as that of an unknown revision, as one line."""
+    """Alembic's own complaint, such as that of an unknown revision in the version table, as one line."""
     from alembic.util import CommandError  # noqa: PLC0415 - dear, and seldom needed
 
     try:

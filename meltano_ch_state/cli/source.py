@@ -8,21 +8,28 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, redirect_stdout
+from dataclasses import replace
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 import click
 
-from meltano_ch_state.cli.target import require_folder, target_of
-from meltano_ch_state.errors import StateBackendError
-from meltano_ch_state.settings import SCHEMES, resolve
+from meltano_ch_state.cli.target import require_store, target_of
+from meltano_ch_state.errors import AuthenticationError, StateBackendError
+from meltano_ch_state.settings import SCHEMES, Settings, resolve
 
 if TYPE_CHECKING:
     from meltano.core.state_store.base import StateStoreManager
 
 SYSTEMDB = "systemdb"
 _SECRET = re.compile(r"pass|secret|token|key|sig|connection", re.IGNORECASE)
+_LOGIN_REMEDY = (
+    "Write the password into the URI of the source, percent-encoded; or export its states to a file, and import that"
+)
+_EXTRAS = {"gs": "gcs"}
+"""Meltano's extras for schemes that are not called the same."""
 GENERIC_SETTINGS = {"lock_timeout_seconds": 10, "lock_retry_seconds": 1}
 """Meltano's defaults, for a backend that is opened without a project. Nothing is locked for reading."""
 
@@ -52,8 +59,12 @@ class Imported:
         self.completed_state = cast("dict[str, Any] | None", completed_state)
 
 
-def read(source: str) -> Iterator[Imported]:
-    """The states of a source: a URI, `systemdb`, a file, or `-` for standard input.
+def read(source: str, target: Settings) -> Iterator[Imported]:
+    """The states of a source.
+
+    Args:
+        source: A URI, `systemdb`, a file, or `-` for standard input.
+        target: Where the states are to go; see `source_settings`.
 
     Raises:
         click.ClickException: If it cannot be read, or holds something that is no state; one line, without any secret.
@@ -61,12 +72,13 @@ def read(source: str) -> Iterator[Imported]:
     shown = without_secrets(source, source)
     try:
         if "://" in source or source == SYSTEMDB:
-            yield from _backend(source)
+            yield from _backend(source, target)
         else:
             yield from _file(source)
     except Exception as error:  # a backend is somebody else's code, and may raise anything
         reason = without_secrets(source, " ".join(str(error).split()) or type(error).__name__)
-        raise click.ClickException(f"Cannot import from {shown}: {reason.rstrip('.')}.") from error
+        stop = "" if reason.endswith((".", "?")) else "."
+        raise click.ClickException(f"Cannot import from {shown}: {reason}{stop}") from error
 
 
 def without_secrets(source: str, text: str) -> str:
@@ -87,6 +99,10 @@ def _file(name: str) -> Iterator[Imported]:
         data = json.loads(sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes())
     except json.JSONDecodeError as error:
         raise ValueError(f"It is no JSON: line {error.lineno}, column {error.colno}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError("It is no JSON") from error
+    except OSError as error:
+        raise ValueError(error.strerror) from error
     if not isinstance(data, dict):
         raise ValueError("It is no JSON object of states")
     for state_id, parts in data.items():
@@ -95,9 +111,9 @@ def _file(name: str) -> Iterator[Imported]:
         yield Imported(state_id, parts.get("partial"), parts.get("completed"))
 
 
-def _backend(uri: str) -> Iterator[Imported]:
+def _backend(uri: str, target: Settings) -> Iterator[Imported]:
     if urlsplit(uri).scheme in SCHEMES:  # as its URI says, whatever the settings of the target are
-        yield from _own(uri)
+        yield from _own(uri, target)
         return
     with _warnings_only(), redirect_stdout(sys.stderr), _meltanos(uri) as manager:
         states: Iterable[Any] = manager.get_all()
@@ -105,13 +121,29 @@ def _backend(uri: str) -> Iterator[Imported]:
             yield Imported(state.state_id, state.partial_state, state.completed_state)
 
 
-def _own(uri: str) -> Iterator[Imported]:
-    settings = resolve(uri)
-    require_folder(settings)
-    target = target_of(settings)
-    if not target.schema.readable():
-        raise StateBackendError(f"There are no tables in schema {target.settings.schema}")
-    for row in target.states.stream():
+def source_settings(uri: str, target: Settings) -> Settings:
+    """The settings of a source of this package's own: what its URI says.
+
+    A password that it lacks is the target's, when that would be sent to the same host in the same way.
+
+    Raises:
+        ConfigurationError: As `resolve`.
+    """
+    source = resolve(uri)
+    same = all(getattr(source, name) == getattr(target, name) for name in ("host", "port", "user", "secure", "verify"))
+    return replace(source, password=target.password) if same and not source.password else source
+
+
+def _own(uri: str, target: Settings) -> Iterator[Imported]:
+    settings = source_settings(uri, target)
+    require_store(settings)
+    source = target_of(settings)
+    try:
+        if not source.schema.readable():
+            raise StateBackendError(f"There are no tables in schema {settings.schema}")
+    except AuthenticationError as error:
+        raise AuthenticationError(error.reason, _LOGIN_REMEDY) from error
+    for row in source.states.stream():
         parts = (None if part is None else json.loads(part) for part in (row.partial_state, row.completed_state))
         yield Imported(row.state_id, *parts)
 
@@ -144,10 +176,26 @@ def _meltanos(uri: str) -> Iterator[StateStoreManager]:
     except ProjectNotFound:
         if uri == SYSTEMDB:
             raise
-        kind = StateBackend.get_manager_factory(scheme=urlsplit(uri).scheme)
+        with _extras_named(parts.scheme):
+            kind = StateBackend.get_manager_factory(scheme=parts.scheme)
         manager = kind(uri=uri, **GENERIC_SETTINGS)
     else:
         settings = ProjectSettingsService(project, config_override={"state_backend.uri": uri})
-        manager = state_store_manager_from_project_settings(settings)
+        with _extras_named(parts.scheme):
+            manager = state_store_manager_from_project_settings(settings)
     with closing(manager):
         yield manager
+
+
+@contextmanager
+def _extras_named(scheme: str) -> Iterator[None]:
+    """Say which extra of Meltano has the package that a backend lacks."""
+    try:
+        yield
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme, scheme)
+        if extra not in (metadata("meltano").get_all("Provides-Extra") or ()):
+            raise
+        raise StateBackendError(
+            str(error), f"Install what Meltano needs for it: pip install 'meltano[{extra}]'"
+        ) from error

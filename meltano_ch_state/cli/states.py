@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import click
 
-from meltano_ch_state.cli.output import as_time, confirm, counted_noun, print_json, print_table, printable
+from meltano_ch_state.cli.output import as_time, confirm, counted_noun, first_of, print_json, print_table, printable
 from meltano_ch_state.cli.target import StateID, Target, backend_options, opened, yes_option
+from meltano_ch_state.errors import StateLockedError
+from meltano_ch_state.lock import merged
 from meltano_ch_state.models import LOCK_ROWS_KEPT_DAYS
 from meltano_ch_state.pruning import TOMBSTONE_DAYS, Pruner
 
@@ -93,14 +97,17 @@ def prune(  # noqa: PLR0917 - one parameter an option
         raise click.UsageError("Choose what to prune: --older-than, --tombstones, --locks, --history-older-than.")
     with opened(uri) as target:
         cutoff = None if history_older_than is None else target.locks.now() - int(history_older_than * 1e6)
-        found = _found(target, older_than, tombstones, locks, cutoff)
+        found, locked = _found(target, older_than, tombstones, locks, cutoff), None
         if not dry_run and any(found.values()):
-            confirm(f"Prune {_summary(found)}?", yes)
-            found = _pruned(target, found, older_than, cutoff)
-    if as_json:
-        print_json({"dry_run": dry_run, **found})
-    else:
-        _print(found, dry_run)
+            about = (first_of(lines, str) for lines in _lines(found))
+            confirm(f"Prune {_summary(found)}?", yes, chain.from_iterable(about))
+            found, locked = _pruned(target, found, older_than, cutoff)
+        if as_json:
+            print_json({"dry_run": dry_run, **found, "locked": list(locked.state_ids) if locked else []})
+        else:
+            _print(found, dry_run)
+        if locked:
+            raise locked
 
 
 def _pruner(target: Target) -> Pruner:
@@ -120,17 +127,22 @@ def _found(
     }
 
 
-def _pruned(target: Target, found: dict[str, Any], older_than: float | None, cutoff: int | None) -> dict[str, Any]:
+def _pruned(
+    target: Target, found: dict[str, Any], older_than: float | None, cutoff: int | None
+) -> tuple[dict[str, Any], StateLockedError | None]:
+    """What is gone, and the error of what stayed locked."""
     pruner = _pruner(target)
-    cleared = pruner.clear(found["states"], older_than or 0)
-    erased = pruner.erase(found["tombstones"])
+    cleared, held = pruner.clear(found["states"], older_than or 0)
+    erased, held_too = pruner.erase(found["tombstones"])
     if found["lock_rows"]:
         target.maintenance.merge_locks()
     if found["versions"]:
         target.history.erase_older(cutoff or 0)
     left = target.maintenance.expired_lock_rows() if found["lock_rows"] else 0
     gone = max(0, found["lock_rows"] - left)
-    return {"states": cleared, "tombstones": erased, "lock_rows": gone, "versions": found["versions"]}
+    failures = [error for error in (held, held_too) if error]
+    pruned = {"states": cleared, "tombstones": erased, "lock_rows": gone, "versions": found["versions"]}
+    return pruned, merged(failures) if failures else None
 
 
 def _summary(found: dict[str, Any]) -> str:
@@ -139,8 +151,13 @@ def _summary(found: dict[str, Any]) -> str:
     return f"{states}, {tombstones} of states, {rows} of the lock table, {versions}"
 
 
-def _print(found: dict[str, Any], dry_run: bool) -> None:
+def _lines(found: dict[str, Any]) -> Iterator[list[str]]:
+    """A line for each state ID, kind by kind."""
     for kind in ("states", "tombstones"):
-        for state_id in found[kind]:
-            click.echo(f"{kind.removesuffix('s')}  {printable(state_id)}")
+        yield [f"{kind.removesuffix('s')}  {printable(state_id)}" for state_id in found[kind]]
+
+
+def _print(found: dict[str, Any], dry_run: bool) -> None:
+    for line in chain.from_iterable(_lines(found)):
+        click.echo(line)
     click.echo(f"{'Would prune' if dry_run else 'Pruned'} {_summary(found)}.")

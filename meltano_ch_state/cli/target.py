@@ -25,6 +25,9 @@ from meltano_ch_state.repositories.states import StateRepository
 from meltano_ch_state.settings import Settings
 from meltano_ch_state.store import StateStore
 
+METADATA = "metadata"
+"""The engine's own folder, which it makes in its store with the first database."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -72,12 +75,12 @@ def opened(uri: str | None, *, makes: bool = False) -> Iterator[Target]:
 
     Args:
         uri: As it was given to the command.
-        makes: Whether the command makes what is not there; else it makes no folder for the embedded engine, either.
+        makes: Whether the command makes what is not there; else it makes nothing for the embedded engine, either.
     """
     with one_line_errors():
         target = target_of(find_settings({"uri": uri}))
         if not makes:
-            require_folder(target.settings)
+            require_store(target.settings, makeable=True)
         try:
             yield target
         finally:
@@ -89,14 +92,22 @@ def target_of(settings: Settings) -> Target:
     return Target(settings, engine_for(settings))
 
 
-def require_folder(settings: Settings) -> None:
-    """See that the folder of the embedded engine is there: the engine would make one that is mistyped.
+def require_store(settings: Settings, *, makeable: bool = False) -> None:
+    """See that the embedded engine has a store in its folder: else it would make files in one that is mistyped.
+
+    Args:
+        settings: Where the folder is; those of a server are fine.
+        makeable: Whether the error tells how to make what is not there.
 
     Raises:
-        ConfigurationError: If it is not.
+        ConfigurationError: If it has none.
     """
-    if settings.path and not os.path.exists(settings.path):
-        raise ConfigurationError(f"There is no folder {settings.path}", f"Name another; or make it: {UPGRADE_COMMAND}")
+    if not settings.path or os.path.isdir(os.path.join(settings.path, METADATA)):
+        return
+    there = os.path.exists(settings.path)
+    make = f"; or make {'one there' if there else 'it'}: {UPGRADE_COMMAND}" if makeable else ""
+    what = "state store in folder" if there else "folder"
+    raise ConfigurationError(f"There is no {what} {settings.path}", f"Name another{make}")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -14,6 +14,7 @@ from meltano_ch_state.cli.output import (
     counted,
     counted_noun,
     destination,
+    first_of,
     is_file,
     print_json,
     print_table,
@@ -22,11 +23,11 @@ from meltano_ch_state.cli.output import (
 )
 from meltano_ch_state.cli.source import Imported, read, without_secrets
 from meltano_ch_state.cli.target import Target, backend_options, opened, yes_option
-from meltano_ch_state.errors import SchemaMissingError
+from meltano_ch_state.errors import SchemaMissingError, StateLockedError
 from meltano_ch_state.repositories.faults import UPGRADE_COMMAND
 
-SHOWN_STATES = 10
-"""So many states the question names; with --dry-run all are listed."""
+ACTIONS = ("new", "replaced", "unchanged", "locked")
+"""What is done with a state. That it is locked shows only when it is to be written; it stays as it was."""
 
 
 @click.command(name="import")
@@ -41,37 +42,47 @@ def import_states(uri: str | None, as_json: bool, source: str, dry_run: bool, ye
     `meltano state export` write it; - is standard input.
 
     Everything is read and checked first. States that are there already are replaced, after a question that names the
-    first of them; those that are the same stay untouched.
+    first of them; those that are the same stay untouched, and so do those that others keep locked.
     """
     with opened(uri, makes=True) as target:
         with progress("Reading") as bar:
-            given = {state.state_id: state for state in counted(read(source), bar)}
-        plan = _plan(target, given)
+            given = {state.state_id: state for state in counted(read(source, target.settings), bar)}
+        plan, locked = _plan(target, given), None
         due = [given[state_id] for state_id, action in plan.items() if action != "unchanged"]
         replaced = [state_id for state_id, action in plan.items() if action == "replaced"]
         if not dry_run:
             if replaced:
                 there = "that is" if len(replaced) == 1 else "that are"
                 question = f"Replace {counted_noun(len(replaced), 'state')} {there} there already?"
-                confirm(question, yes, _named(replaced))
-            with progress("Writing", len(due)) as bar:
-                target.store.set_all(counted(due, bar))
-    if as_json:
-        states = [{"state_id": state_id, "action": action} for state_id, action in plan.items()]
-        print_json({"source": without_secrets(source, source), "dry_run": dry_run, "states": states})
-        return
+                confirm(question, yes, first_of(replaced, lambda state_id: f"replaced  {printable(state_id)}"))
+            locked = _write(target, due)
+            plan |= dict.fromkeys(locked.state_ids if locked else (), "locked")
+        if as_json:
+            states = [{"state_id": state_id, "action": action} for state_id, action in plan.items()]
+            print_json({"source": without_secrets(source, source), "dry_run": dry_run, "states": states})
+        else:
+            _print(plan, dry_run)
+        if locked:
+            raise locked
+
+
+def _write(target: Target, states: list[Imported]) -> StateLockedError | None:
+    """Write the states but those that stay locked, which the error names."""
+    try:
+        with progress("Writing", len(states)) as bar:
+            target.store.set_all(counted(states, bar))
+    except StateLockedError as error:
+        return error
+    return None
+
+
+def _print(plan: dict[str, str], dry_run: bool) -> None:
     if dry_run and plan:
         print_table(("STATE", "ACTION"), list(plan.items()))
-    counts = ", ".join(f"{list(plan.values()).count(action)} {action}" for action in ("new", "replaced", "unchanged"))
-    click.echo(f"{'Would import' if dry_run else 'Imported'} {counted_noun(len(due), 'state')} ({counts}).")
-
-
-def _named(state_ids: list[str]) -> Iterator[str]:
-    """A line for each of the first of them."""
-    for state_id in state_ids[:SHOWN_STATES]:
-        yield f"replaced  {printable(state_id)}"
-    if len(state_ids) > SHOWN_STATES:
-        yield f"and {len(state_ids) - SHOWN_STATES} more"
+    counts = Counter(plan.values())
+    done = counted_noun(counts["new"] + counts["replaced"], "state")
+    shown = ", ".join(f"{counts[action]} {action}" for action in ACTIONS if counts[action] or action != "locked")
+    click.echo(f"{'Would import' if dry_run else 'Imported'} {done} ({shown}).")
 
 
 def _plan(target: Target, given: dict[str, Imported]) -> dict[str, str]:

@@ -39,6 +39,9 @@ def test_the_demo_loads_each_order_once_and_shows_where_the_bookmark_lies(
         "dev:tap-orders-to-target-csv",
     ]
     assert '"replication_key_value":8' in shown[5].replace(" ", "")
+    tables = [line.split()[0] for line in result.stdout.splitlines() if line.endswith(" row versions")]
+    assert tables == [f"meltano.{name}" for name in ("state", "state_alembic", "state_history", "state_lock")]
+    assert "None" not in result.stdout
     assert list((tmp_path / "a folder" / ".demo" / "state").iterdir())
 
 

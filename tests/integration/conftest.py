@@ -26,10 +26,9 @@ def on_server(server: Endpoint, schema: str) -> Iterator[Backend]:
 
 @pytest.fixture
 def on_embedded(tmp_path: Path) -> Iterator[Backend]:
-    """A folder of the embedded engine in which nothing is yet."""
-    folder = tmp_path / "state"
-    folder.mkdir()
-    backend = Backend(f"chdb://{folder}")
+    """A store of the embedded engine in which our tables are not yet."""
+    backend = Backend(f"chdb://{tmp_path / 'state'}")
+    backend.sql("CREATE DATABASE of_somebody_else")
     yield backend
     backend.close()
 

@@ -176,9 +176,24 @@ def test_a_folder_that_is_mistyped_is_named_and_not_made(tmp_path: Path, argumen
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("arguments", NOT_MAKING, ids=lambda arguments: arguments[0])
+@pytest.mark.parametrize("files", [[], ["meltano.yml", "store"]], ids=["empty", "of something else"])
+def test_a_folder_without_a_store_is_named_and_not_littered(
+    tmp_path: Path, files: list[str], arguments: list[str]
+) -> None:
+    for file in files:
+        (tmp_path / file).touch()
+    assert failed(Backend(f"chdb://{tmp_path}").run(*arguments)) == (
+        f"Error: There is no state store in folder {tmp_path}. Name another; or make one there: meltano-ch-state"
+        " upgrade."
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
+
+
 @pytest.mark.parametrize("arguments", [["upgrade"], ["import", "-"]], ids=lambda arguments: arguments[0])
-def test_what_makes_tables_makes_the_folder_too(tmp_path: Path, arguments: list[str]) -> None:
-    backend = Backend(f"chdb://{tmp_path / 'state'}")
+@pytest.mark.parametrize("folder", ["state", "."], ids=["missing", "empty"])
+def test_what_makes_tables_makes_the_folder_too(tmp_path: Path, folder: str, arguments: list[str]) -> None:
+    backend = Backend(f"chdb://{tmp_path / folder}")
     backend.output(*arguments, stdin='{"a": {}}')
     assert backend.json("current")["status"] == "current"
     backend.close()

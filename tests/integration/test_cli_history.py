@@ -318,7 +318,7 @@ def test_a_page_is_written_whole(told: Backend, tmp_path: Path) -> None:
     assert told.json("history", ID, "--html", str(page)) == {"file": str(page), "versions": 3}
     assert "Cannot write" in failed(told.run("history", ID, "--html", str(tmp_path / "no" / "page.html")))
     failed(told.run("history", "nope", "--html", str(tmp_path / "other.html")))
-    assert told.output("history", ID, "--html", "-", "--json") == page.read_text()
+    assert told.output("history", ID, "--html", "-") == page.read_text()
     assert [path.name for path in tmp_path.glob("*.html")] == ["history.html"]
 
 
@@ -329,7 +329,7 @@ def test_prune_deletes_the_old_versions_and_no_state(backend: Backend) -> None:
         f"INSERT INTO {table} (state_id, completed_state, updated_at, is_deleted, written_at)"
         " SELECT 'a', '{}', now64(6) - toIntervalDay(40), 0, now64(6) - toIntervalDay(40)"
     )
-    would = {"dry_run": True, "states": [], "tombstones": [], "lock_rows": 0, "versions": 1}
+    would = {"dry_run": True, "states": [], "tombstones": [], "lock_rows": 0, "versions": 1, "locked": []}
 
     assert backend.json("prune", "--history-older-than", "30d", "--dry-run") == would
     assert len(versions(backend, "a")) == 2
@@ -415,3 +415,11 @@ def test_whoever_may_not_change_that_time_is_told_the_grant(private_server: Clic
 
     assert "GRANT ALTER TTL" in failed(backend.run("upgrade"))
     backend.close()
+
+
+def test_two_documents_on_standard_output_are_wrong_usage(on_server: Backend) -> None:
+    result = on_server.run("history", ID, "--html", "-", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1] == (
+        "Error: --html - and --json both print on standard output: give --html a file, or leave --json out."
+    )

@@ -34,17 +34,20 @@ def test_sql_needs_no_server_and_no_configuration(tmp_path_factory: pytest.TempP
     assert done.stdout.startswith("CREATE DATABASE IF NOT EXISTS `ops`;\n")
 
 
-@pytest.mark.parametrize("command", ["upgrade", "sql"])
-def test_an_unknown_revision_is_one_line_and_changes_nothing(on_server: Backend, command: str) -> None:
-    assert failed(on_server.run(command, "0099")) == "Error: Can't locate revision identified by '0099'."
-    assert on_server.json("current")["revision"] is None
+def test_a_revision_in_the_table_that_nobody_knows_is_one_line(on_tables: Backend) -> None:
+    on_tables.sql("INSERT INTO {schema}.state_alembic SELECT 1, '0000', 9, now64(6)")
+    assert failed(on_tables.run("upgrade")) == "Error: Can't locate revision identified by '0000'."
 
 
-@pytest.mark.parametrize("revision", ["", "base", "1", "head; DROP", "-1"])
+@pytest.mark.parametrize("revision", ["", "base", "1", "0000", "0099", "head; DROP", "-1"])
 @pytest.mark.parametrize("command", ["upgrade", "sql"])
-def test_what_is_no_revision_is_wrong_usage(on_server: Backend, command: str, revision: str) -> None:
+def test_what_is_no_revision_is_wrong_usage_and_the_known_ones_are_named(
+    on_server: Backend, command: str, revision: str
+) -> None:
     result = on_server.run(command, "--", revision)
     assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith(f"{revision!r} is no revision. Write head, or a number from 0001 to {HEAD}.\n")
+    assert on_server.json("current")["revision"] is None
 
 
 def test_a_schema_that_is_too_new_is_shown_and_refused(on_tables: Backend) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 
@@ -59,7 +60,7 @@ def test_old_states_are_cleared_and_no_others(backend: Backend) -> None:
     write(backend, "old", 91)
     write(backend, "young", 89)
     would = backend.json("prune", "--older-than", "90d", "--dry-run")
-    assert would == {"dry_run": True, "states": ["old"], "tombstones": [], "lock_rows": 0, "versions": 0}
+    assert would == {"dry_run": True, "states": ["old"], "tombstones": [], "lock_rows": 0, "versions": 0, "locked": []}
     assert backend.output("prune", "--older-than", "90d", "--tombstones", "--locks", "--dry-run").splitlines()[-1] == (
         "Would prune 1 state, 0 tombstones of states, 0 rows of the lock table, 0 old versions."
     )
@@ -86,17 +87,40 @@ def test_a_state_that_was_updated_since_it_was_listed_stays(backend: Backend) ->
     write(backend, "updated", 91)
     listed = pruner(backend).old_states(90 * 86_400)
     backend.manager().set(MeltanoState("updated", {}, {"n": 2}))
-    assert pruner(backend).clear(listed, 90 * 86_400) == ["old"]
+    assert pruner(backend).clear(listed, 90 * 86_400) == (["old"], None)
     assert backend.manager().get("updated") == MeltanoState("updated", {}, {"n": 2})
 
 
-def test_a_state_that_is_locked_is_named_and_stays_and_the_others_go(on_tables: Backend) -> None:
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_what_is_locked_is_named_and_stays_and_what_went_is_told(on_tables: Backend, as_json: bool) -> None:
     for state_id in ("held", "old"):
         write(on_tables, state_id, 91)
-    with on_tables.manager().acquire_lock("held"):
-        line = failed(on_tables.run("prune", "--older-than", "90d", "--yes"))
-    assert line.startswith("Error: State 'held' is locked by ")
+    for state_id in ("held tombstone", "old tombstone"):
+        write(on_tables, state_id, 31, cleared=True)
+    manager = on_tables.manager()
+    with manager.acquire_lock("held"), manager.acquire_lock("held tombstone"):
+        options = ["--json"] if as_json else []
+        result = on_tables.run("prune", "--older-than", "90d", "--tombstones", "--yes", *options)
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("Error: State 'held', 'held tombstone' is locked")
+    if as_json:
+        assert json.loads(result.stdout) == {
+            "dry_run": False,
+            "states": ["old"],
+            "tombstones": ["old tombstone"],
+            "lock_rows": 0,
+            "versions": 0,
+            "locked": ["held", "held tombstone"],
+        }
+    else:
+        assert result.stdout.splitlines() == [
+            "state  old",
+            "tombstone  old tombstone",
+            "Pruned 1 state, 1 tombstone of states, 0 rows of the lock table, 0 old versions.",
+        ]
     assert [state["state_id"] for state in on_tables.json("states")] == ["held"]
+    assert "old tombstone" not in rows(on_tables)
 
 
 def test_old_tombstones_go_with_all_that_they_hide(backend: Backend) -> None:
@@ -105,7 +129,7 @@ def test_old_tombstones_go_with_all_that_they_hide(backend: Backend) -> None:
     write(backend, "cleared lately", 29, cleared=True)
     write(backend, "there", 40)
     pruned = backend.json("prune", "--tombstones", "--yes")
-    assert pruned == {"dry_run": False, "states": [], "tombstones": ["cleared long ago"], "lock_rows": 0, "versions": 0}
+    assert (pruned["tombstones"], pruned["states"]) == (["cleared long ago"], [])
     assert set(rows(backend)) == {"cleared lately", "there"}
     assert [state["state_id"] for state in backend.json("states")] == ["there"]
 
@@ -114,7 +138,7 @@ def test_a_state_that_was_set_again_since_its_tombstone_was_listed_stays(backend
     write(backend, "a", 31, cleared=True)
     listed = pruner(backend).old_tombstones()
     backend.manager().set(MeltanoState("a", {}, {"n": 2}))
-    assert (listed, pruner(backend).erase(listed)) == (["a"], [])
+    assert (listed, pruner(backend).erase(listed)) == (["a"], ([], None))
     assert backend.manager().get("a") == MeltanoState("a", {}, {"n": 2})
 
 
@@ -131,7 +155,7 @@ def test_what_is_set_after_an_erasure_has_a_greater_version_though_the_servers_c
 ) -> None:
     """The pruner's lock keeps a token visible that is above every version that it erased."""
     write(on_tables, "a", 31, cleared=True)
-    assert pruner(on_tables).erase(["a"]) == ["a"]
+    assert pruner(on_tables).erase(["a"]) == (["a"], None)
     view = on_tables.target.locks.read_views(["a"])["a"]
     assert view.floor > days_ago(1)
     assert view.live == ()
@@ -169,6 +193,26 @@ def test_prune_does_nothing_unless_it_is_told_what(on_server: Backend) -> None:
     result = on_server.run("prune", "--yes")
     assert result.exit_code == 2
     assert "Choose what to prune: --older-than, --tombstones, --locks, --history-older-than." in result.stderr
+
+
+def test_what_would_go_is_named_before_the_question(on_tables: Backend) -> None:
+    ids = ["\x1b[31mred", *(f"id {number:02d}" for number in range(13))]
+    old = [StateRow(state_id, None, "{}", days_ago(91)) for state_id in ids]
+    cleared = StateRow("cleared", None, None, days_ago(31), is_deleted=True)
+    on_tables.target.states.insert_versions([*old, cleared])
+
+    with on_tables.asking("prune", "--older-than", "90d", "--tombstones", "--locks") as question:
+        code, out, error = question.answered("n")
+
+    assert question.text.splitlines() == [
+        r"state  \x1b[31mred",
+        *(f"state  id {number:02d}" for number in range(9)),
+        "and 4 more",
+        "tombstone  cleared",
+        "Prune 14 states, 1 tombstone of states, 0 rows of the lock table, 0 old versions? [y/N]: ",
+    ]
+    assert (code, out, error) == (1, "", "Nothing was done.\n")
+    assert len(on_tables.json("states")) == 14
 
 
 def test_many_states_are_pruned_part_by_part(on_tables: Backend) -> None:

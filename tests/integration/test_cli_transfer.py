@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from click.testing import Result
 from meltano.core.state_store import StateBackend
 from meltano.core.state_store.base import MeltanoState
 from moto import mock_aws
 
-from meltano_ch_state.cli.source import GENERIC_SETTINGS
+from meltano_ch_state.cli.source import GENERIC_SETTINGS, source_settings
 from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.settings import resolve
 from tests.acceptance.project import Project
 from tests.rig.endpoint import Endpoint
 from tests.support.cli import COMMAND, Backend, failed
@@ -75,7 +78,7 @@ def test_the_states_that_would_be_replaced_are_named_before_the_question(on_tabl
     (tmp_path / "states.json").write_text(json.dumps({i: {"completed": {"n": 1}} for i in [*ids, "new"]}))
 
     with on_tables.asking("import", str(tmp_path / "states.json")) as question:
-        code, out, _ = question.answered("n")
+        code, out, error = question.answered("n")
 
     assert question.text.splitlines() == [
         r"replaced  \x1b[31mred",
@@ -83,7 +86,7 @@ def test_the_states_that_would_be_replaced_are_named_before_the_question(on_tabl
         "and 4 more",
         "Replace 14 states that are there already? [y/N]: ",
     ]
-    assert (code, out) == (1, "")
+    assert (code, out, error) == (1, "", "Nothing was done.\n")
     assert {row[2] for row in stored(on_tables)} == {"{}"}
 
 
@@ -110,7 +113,7 @@ def test_the_first_import_makes_the_tables(fresh: Backend) -> None:
         ('{"good": {}, "a": {"n": 1}}', "State 'a' is not of the form"),
         ('{"good": {}, "a": {"partial": [1]}}', "The partial part of state 'a' is no JSON object"),
         ('{"good": {}, "\\ud800": {}}', "is no state ID"),
-        ("\xff", "Cannot import from -"),
+        ("\xff", "Cannot import from -: It is no JSON: line 1, column 1."),
         ("[" * 100_000, "recursion"),
     ],
 )
@@ -124,14 +127,15 @@ def test_a_broken_document_is_one_line_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("no-such-file.json", "No such file or directory"),
+        ("no-such-file.json", ": No such file or directory."),
+        (".", "Cannot import from .: Is a directory."),
         ("file:///no/such/folder", "There is no such folder"),
         ("nope://user:very-secret@bucket", "No state backend found for scheme 'nope'"),
         ("clickhouse://user:very-secret@127.0.0.1:1", "No answer from ClickHouse at 127.0.0.1:1"),
         ("clickhouse://user:very-secret/more@127.0.0.1:1", "not percent-encoded"),
         ("clickhouse://127.0.0.1:1?password=very-secret&nope=1", "Unknown option 'nope'"),
         ("nope://[", "Cannot import from nope://["),
-        ("systemdb", "Are you in a meltano project?"),
+        ("systemdb", " Are you in a meltano project?\n"),
     ],
 )
 def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
@@ -139,7 +143,7 @@ def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = on_server.run("import", source)
-    line = result.stderr.splitlines()[-1]
+    line = result.stderr.splitlines(keepends=True)[-1]
     assert (result.exit_code, result.stdout) == (1, "")
     assert line.startswith("Error: Cannot import from ")
     assert complaint in line
@@ -148,8 +152,13 @@ def test_a_source_that_cannot_be_read_is_one_line_without_its_secret(
 
 
 def test_a_folder_to_import_from_that_is_mistyped_is_named_and_not_made(on_server: Backend, tmp_path: Path) -> None:
-    line = failed(on_server.run("import", f"chdb://{tmp_path / 'mistyped'}"))
-    assert f"There is no folder {tmp_path / 'mistyped'}" in line
+    mistyped = tmp_path / "mistyped"
+    assert failed(on_server.run("import", f"chdb://{mistyped}")) == (
+        f"Error: Cannot import from chdb://{mistyped}: There is no folder {mistyped}. Name another."
+    )
+    assert failed(on_server.run("import", f"chdb://{tmp_path}")) == (
+        f"Error: Cannot import from chdb://{tmp_path}: There is no state store in folder {tmp_path}. Name another."
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,12 +168,43 @@ def test_a_user_who_may_not_write_is_told_and_nothing_is_written(on_tables: Back
     assert stored(on_tables) == []
 
 
-def test_a_state_that_is_locked_is_named_and_the_others_are_written(on_tables: Backend) -> None:
-    impatient = Backend(f"{on_tables.uri}&lock_acquire_timeout_seconds=0")
-    with on_tables.manager().acquire_lock("held"):
-        line = failed(impatient.run("import", "-", stdin='{"held": {}, "free": {}}'))
+LOCKED = '{"held": {"completed": {"n": 2}}, "new": {}, "other": {"completed": {"n": 2}}, "same": {}}'
+
+
+def importing_what_is_held(backend: Backend, *options: str) -> Result:
+    """Import some states while another holds one of them."""
+    impatient = Backend(f"{backend.uri}&lock_acquire_timeout_seconds=0")
+    backend.output("import", "-", stdin='{"held": {}, "other": {}, "same": {}}')
+    with backend.manager().acquire_lock("held"):
+        return impatient.run("import", "-", "--yes", *options, stdin=LOCKED)
+
+
+def test_a_state_that_is_locked_is_named_and_what_was_imported_is_told(on_tables: Backend) -> None:
+    result = importing_what_is_held(on_tables)
+    assert (result.exit_code, result.stdout) == (
+        1,
+        "Imported 2 states (1 new, 1 replaced, 1 unchanged, 1 locked).\n",
+    )
+    (line,) = result.stderr.splitlines()
     assert line.startswith("Error: State 'held' is locked by ")
-    assert [state["state_id"] for state in on_tables.json("states")] == ["free"]
+    assert {row[0]: row[2] for row in stored(on_tables)} == {
+        "held": None,
+        "new": None,
+        "other": '{"n": 2}',
+        "same": None,
+    }
+
+
+def test_in_json_a_state_that_is_locked_has_an_action_of_its_own(on_tables: Backend) -> None:
+    result = importing_what_is_held(on_tables, "--json")
+    assert result.exit_code == 1
+    assert actions(json.loads(result.stdout)) == {
+        "held": "locked",
+        "new": "new",
+        "other": "replaced",
+        "same": "unchanged",
+    }
+    assert result.stderr.startswith("Error: State 'held' is locked by ")
 
 
 def test_states_come_from_another_backend_of_this_package(on_tables: Backend, on_embedded: Backend) -> None:
@@ -172,6 +212,48 @@ def test_states_come_from_another_backend_of_this_package(on_tables: Backend, on
     on_embedded.manager().set_all(states)
     assert len(on_tables.json("import", on_embedded.uri)["states"]) == 250
     assert on_tables.output("export") == on_embedded.output("export")
+
+
+def without_password(uri: str, user: str = "admin", host: str = "127.0.0.1") -> str:
+    """The URI of a backend on the test server, with another login."""
+    return f"clickhouse://{user}@{uri.rpartition('@')[2].replace('127.0.0.1', host)}"
+
+
+def test_a_source_with_the_login_of_the_target_needs_no_password_of_its_own(on_tables: Backend) -> None:
+    copy = Backend(f"{on_tables.uri}&table=copy")
+    on_tables.output("import", "-", stdin='{"a": {}}')
+    assert actions(copy.json("import", without_password(on_tables.uri))) == {"a": "new"}
+
+
+@pytest.mark.parametrize("login", [{"host": "localhost"}, {"user": "reader"}], ids=str)
+def test_a_source_with_another_login_does_not_get_the_targets_password(
+    on_tables: Backend, login: dict[str, str]
+) -> None:
+    line = failed(on_tables.run("import", without_password(on_tables.uri, **login)))
+    assert "refused the user or the password." in line
+    assert line.endswith(
+        "Write the password into the URI of the source, percent-encoded; or export its states to a file, and import"
+        " that."
+    )
+    assert "MELTANO_STATE_BACKEND" not in line
+
+
+@pytest.mark.parametrize(
+    ("source", "password"),
+    [
+        ("clickhouse://ann@db:8443?secure=true", "of-the-target"),
+        ("clickhouse://ann@db?secure=true&schema=other", "of-the-target"),
+        ("clickhouse://ann:own@db?secure=true", "own"),
+        ("clickhouse://ann@db:8443", ""),  # would send it in the clear
+        ("clickhouse://ann@db?secure=true&verify=false", ""),  # would send it to whoever answers
+        ("clickhouse://ann@db.elsewhere?secure=true", ""),
+        ("clickhouse://bob@db?secure=true", ""),
+        ("clickhouse://ann@db:9443?secure=true", ""),
+    ],
+)
+def test_the_targets_password_goes_where_the_target_sends_it_and_nowhere_else(source: str, password: str) -> None:
+    target = resolve("clickhouse://ann:of-the-target@db?secure=true")
+    assert source_settings(source, target).password == password
 
 
 def test_states_come_from_a_folder_that_meltano_wrote(on_tables: Backend, tmp_path: Path) -> None:
@@ -199,6 +281,33 @@ def test_states_come_from_a_bucket_of_s3(on_tables: Backend, bucket: str) -> Non
     assert {row[0]: json.loads(row[2]) for row in stored(on_tables)} == {
         state_id: {"of": state_id} for state_id in ("dev:tap-a-to-target-b", "prod:tap-a-to-target-b")
     }
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "backend", "extra"),
+    [
+        ("s3://bucket/prefix", "boto3", "s3", "s3"),
+        ("azure://container/prefix", "azure", "azure", "azure"),
+        ("gs://bucket/prefix", "google", "google", "gcs"),
+    ],
+)
+def test_a_source_whose_package_is_not_installed_is_told_the_extra_of_meltano(  # noqa: PLR0917 - one parameter a case
+    on_server: Backend, source: str, module: str, backend: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    for name in [each for each in sys.modules if each.startswith(f"meltano.core.state_store.{backend}")]:
+        monkeypatch.delitem(sys.modules, name)
+    line = on_server.run("import", source).stderr.splitlines()[-1]
+    assert line.startswith(f"Error: Cannot import from {source}: ")
+    assert module in line
+    assert line.endswith(f". Install what Meltano needs for it: pip install 'meltano[{extra}]'.")
+
+
+def test_a_binary_file_is_no_json(on_server: Backend, tmp_path: Path) -> None:
+    (tmp_path / "states.json").write_bytes(b"\x1f\x8b\x08\x00\xff")
+    assert failed(on_server.run("import", str(tmp_path / "states.json"))) == (
+        f"Error: Cannot import from {tmp_path}/states.json: It is no JSON."
+    )
 
 
 def test_a_bucket_that_is_not_there_is_one_line_without_the_keys(on_tables: Backend, bucket: str) -> None:

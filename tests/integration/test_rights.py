@@ -113,8 +113,8 @@ def prune(server: ClickHouseServer, user: str) -> None:
     target = target_of(resolve(server.url(user)))
     pruner = Pruner(target.states, target.locks, target.maintenance)
     assert target.schema.readable()
-    assert pruner.clear(pruner.old_states(86_400), 86_400) == ["old"]
-    assert pruner.erase(pruner.old_tombstones()) == ["cleared"]
+    assert pruner.clear(pruner.old_states(86_400), 86_400) == (["old"], None)
+    assert pruner.erase(pruner.old_tombstones()) == (["cleared"], None)
     target.maintenance.merge_locks()
     cutoff = target.locks.now()
     assert target.history.count_older(cutoff)

@@ -13,6 +13,7 @@ import pytest
 
 from meltano_ch_state import waiting
 from meltano_ch_state.errors import NestedLockError, StateLockedError, StateLockLostError
+from meltano_ch_state.lock import locked
 from meltano_ch_state.locker import Locker, LockOptions, Metrics
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import TOKEN_STEP, LockRow, View, tombstone_of
@@ -403,6 +404,16 @@ def test_a_bulk_call_does_what_is_free_and_names_what_stayed_locked(database: Me
         next(locks)
     assert caught.value.state_ids == ("s",)
     assert live_rows(database) == ["rival"]
+
+
+def test_the_error_names_the_held_first_then_those_that_were_not_got_for_another_reason(
+    database: MemoryDatabase,
+) -> None:
+    occupy(database)
+    view = MemoryLocks(database).read(["s"])["s"]
+    error = locked({"wanted": (), "s": view.live}, view.now)
+    assert error.state_ids == ("s", "wanted")
+    assert str(error).startswith(f"State 's', 'wanted' is locked by {view.live[0].identity.holder} ")
 
 
 def test_a_bulk_call_gives_its_rows_one_lock_id_and_one_birth(database: MemoryDatabase, fake: FakeTime) -> None:
