@@ -168,7 +168,7 @@ def test_where_tables_are_missing_that_the_user_may_not_make_runs_will_fail(fres
 
 def test_a_history_that_is_kept_for_other_days_than_the_setting_says_is_a_warning(on_tables: Backend) -> None:
     lines = diagnosis(Backend(f"{on_tables.uri}&history_days=9"))
-    assert statuses(lines, "warn", "fail") == ["history"]
+    assert lines["history"]["status"] == "warn"
     assert lines["history"]["message"] == "The newest versions are kept for 90 days, not history_days=9"
     assert lines["history"]["remedy"].startswith("Run: meltano-ch-state upgrade")
 
