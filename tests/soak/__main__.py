@@ -135,9 +135,9 @@ def report(soak: Soak, server: ClickHouseServer) -> dict[str, int]:
 
 
 def tell_of_lost(server: Endpoint, lost: set[str]) -> None:
-    """Print the versions that had a lost update, and those around them: which of them replaced what it had not read."""
+    """Tell of the versions that had a lost update, and those around them: which of them replaced what it had not read."""
     for label in sorted(lost):
-        sys.stdout.write(f"lost: {label}\n{server.execute(AROUND.format(label=label))}")
+        sys.stderr.write(f"lost: {label}\n{server.execute(AROUND.format(label=label))}")
 
 
 def main() -> int:
