@@ -30,6 +30,7 @@ STATES = 40
 FAULTS = (delayed(0.5), doubled, late(1.0), lost, refused, unanswered)
 GROWTH = "memory grown at most, bytes"
 MOST_GROWTH_BYTES = 64_000_000
+SHOWN_LOSSES = 5
 AROUND = """
 WITH JSONExtract(assumeNotNull(completed_state), 'by', 'Array(String)') AS labels,
     (SELECT min(updated_at) FROM meltano.state_history WHERE position(completed_state, '"{label}"') > 0) AS written,
@@ -135,8 +136,8 @@ def report(soak: Soak, server: ClickHouseServer) -> dict[str, int]:
 
 
 def tell_of_lost(server: Endpoint, lost: set[str]) -> None:
-    """Tell of the versions that had a lost update, and those around them: which of them replaced what it had not read."""
-    for label in sorted(lost):
+    """Tell of the versions around the first lost updates: which of them replaced what it had not read."""
+    for label in sorted(lost)[:SHOWN_LOSSES]:
         sys.stderr.write(f"lost: {label}\n{server.execute(AROUND.format(label=label))}")
 
 
