@@ -6,6 +6,10 @@ not tell whether it hit: a read after it does, when it shows what only this chan
 
 The guard keeps out those who lock by inserts: a live row in the ordinary lock table, shared by all who lock in Keeper.
 It is renewed when half its lease is over, so it costs no statement as a rule (docs/decisions/0006).
+
+Where nobody is told of a write before the lock is released, the release is the check after the write, too: it fails
+unless the row is still the holder's. Whether a failure means that it was deposed, or that an earlier request of the
+same release landed, the row tells, whoever has it by then: it counts those who were deposed.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from meltano_ch_state.lock import Lock, LockStore, describe, locked, lost
 from meltano_ch_state.locker import BaseLocker, LockOptions, tell_of_take_over
 from meltano_ch_state.process import Identity, identify
 from meltano_ch_state.protocol import GUARD, GUARD_BORN, TOKEN_STEP, LiveLock, LockRow, Verdict, View
-from meltano_ch_state.waiting import SHORTEST_PAUSE_SECONDS, Clock, Wait
+from meltano_ch_state.waiting import SHORTEST_PAUSE_SECONDS, Clock, Since, Wait
 
 READS = 3
 """So often one looks for one's own change: a read in Keeper may be old."""
@@ -33,6 +37,8 @@ RENEWABLE_GUARD = 0.25
 """One with less than this part left is replaced by a new one."""
 PLACES_AFTER_CONTENTION = 2
 """Who released what others wait for pauses as if so many were before it."""
+DEPOSED = 65_536
+"""Whoever deposes a holder raises the row's sequence by so much; holders by one at a time."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +50,17 @@ class Cell:
     Attributes:
         lock: Who has the lock, or had it last.
         released: Whether it is free.
-        sequence: How often its holder has changed it.
+        sequence: How often its holders have changed it, and `DEPOSED` for each of them that was deposed.
     """
 
     lock: LiveLock
     released: bool
     sequence: int
+
+    @property
+    def depositions(self) -> int:
+        """How many of its holders were deposed."""
+        return self.sequence // DEPOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,9 @@ class KeeperStore(LockStore, Protocol):
     def release(self, lock_id: str, state_ids: Collection[str]) -> None:
         """Release what a lock_id holds."""
 
+    def release_own(self, lock_id: str, state_id: str) -> bool:
+        """Release what a lock_id holds; False when it does not, or somebody else was faster."""
+
     def cancel(
         self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str
     ) -> None:
@@ -105,13 +119,15 @@ class KeeperLock(Lock):
         self._clock = clock
         self._sequence = 1
         self._guards: dict[str, str] = {}
+        self._guarded = Since(clock)
+        self._unchecked = False
 
-    def learn_cell(self, cell: Cell, view: View, guard: LiveLock | None) -> None:
+    def learn_cell(self, cell: Cell, view: View, guard: LiveLock | None, seen: Since) -> None:
         """Take over the token that the server drew, the sequence, the state, and the guard that has to stay alive."""
         self._sequence = max(self._sequence, cell.sequence)
         self.learn(cell.lock, view)
         if guard:
-            self._guards[cell.lock.state_id] = guard.lock_id
+            self._guards[cell.lock.state_id], self._guarded = guard.lock_id, seen
 
     def raise_tokens(self, tokens: Mapping[str, int]) -> None:
         """Publish greater tokens; how great the next read tells, or with a single state ID it is this one."""
@@ -124,6 +140,36 @@ class KeeperLock(Lock):
         """Say that the owner lives."""
         with self._mutex:
             self._change(self.state_ids)
+
+    def wrote(self, state_ids: Collection[str]) -> None:
+        """Leave the check to the release where that does, else make it.
+
+        Raises:
+            StateLockLostError: If it was deposed, or the guard is gone, so that others may be in.
+        """
+        if self.counts_when_released and len(self.state_ids) == 1:
+            self._unchecked = True
+        else:
+            self.confirm(state_ids)
+
+    def conclude(self) -> list[str]:
+        """Release it, if that is the check after a write.
+
+        Returns:
+            What was released.
+
+        Raises:
+            StateLockLostError: If it was deposed, or the guard may have been gone, so that others may have been in.
+        """
+        ended = [row.state_id for row in self.end()]
+        if not self._unchecked or not ended:
+            return []
+        (state_id,) = ended
+        held = self._release_own(state_id) and self._was_guarded(state_id)
+        self.forget(ended)
+        if not held:
+            raise lost(state_id)
+        return ended
 
     def confirm(self, state_ids: Collection[str] | None = None) -> None:
         """Change the rows, which is possible only while they are one's own, and see that it was done.
@@ -151,9 +197,10 @@ class KeeperLock(Lock):
         Raises:
             StateLockLostError: If it was deposed.
         """
-        guards = tuple(self._guards.items())
+        guards, now = tuple(self._guards.items()), Since(self._clock)
         self._keeper.insert([guard_row(state_id, guard, self.lease_seconds) for state_id, guard in guards])
         self.confirm()
+        self._guarded = now
 
     def forget(self, state_ids: Iterable[str]) -> None:
         """Forget the state IDs that are released."""
@@ -161,6 +208,28 @@ class KeeperLock(Lock):
         super().forget(ended)
         for state_id in ended:
             self._guards.pop(state_id, None)
+
+    def _release_own(self, state_id: str) -> bool:
+        """Release what is held, and tell whether it was held until then."""
+        for attempt in range(READS):
+            if attempt:
+                self._clock.sleep(SHORTEST_PAUSE_SECONDS)
+            if self._keeper.release_own(self.lock_id, state_id):
+                return True
+            cell = self._keeper.look([state_id])[state_id].cell
+            old = cell is None or cell.lock.token < (self._rows[state_id].token or 0)
+            if cell and not old and not _is_held_by(cell, self.lock_id):
+                return cell.depositions == self._sequence // DEPOSED  # an earlier request released it
+        return False
+
+    def _was_guarded(self, state_id: str) -> bool:
+        """Whether those who lock by inserts were kept out until now.
+
+        The guard had half its lease left when the lock was got, or renewed; it need be asked for only after a while.
+        """
+        if self._guarded.seconds < self.lease_seconds * RENEWABLE_GUARD:
+            return True
+        return bool(self._store.alive([state_id], [self._guards[state_id]]))
 
     def _change(self, state_ids: Collection[str], token: int = 0) -> int:
         self._sequence += 1
@@ -217,6 +286,7 @@ class KeeperLocker(BaseLocker):
             decided = True
             with self._holding(lock, turn.wait):
                 yield lock
+            self._remember_own(lock, lock.conclude())
         finally:
             self._bury(lock, turn, decided)
 
@@ -251,13 +321,14 @@ class KeeperLocker(BaseLocker):
         looks = 0
         while pending:
             looks += 1
+            began = Since(self._clock)
             views = self._look(pending, turn)
             verdicts = {i: judge(view, lock.lock_id, seen.get(i), lock.lease_seconds) for i, view in views.items()}
             logger.debug("lock %s: %s", lock.lock_id, {i: verdict.name for i, verdict in verdicts.items()})
             for view in views.values():
                 if view.cell and _is_held_by(view.cell, lock.lock_id):
                     guard = next(iter(_fresh_guards(view.rows, lock.lease_seconds)), None)
-                    lock.learn_cell(view.cell, view.rows, guard)
+                    lock.learn_cell(view.cell, view.rows, guard, began)
             self._guard({i: views[i] for i, verdict in verdicts.items() if verdict in _UNGUARDED})
             again = [i for i, verdict in verdicts.items() if verdict in {Verdict.STAY, Verdict.BUMP}]
             if looks >= LOOKS:
@@ -354,9 +425,14 @@ class KeeperLocker(BaseLocker):
             self._leave_behind(lock, error)
             return
         if decided:
-            self._seen.update(dict.fromkeys(ended, lock.lock_id))
-            self._own.update({row.state_id: (lock.lock_id, _details(row)) for row in lock.rows})
+            self._remember_own(lock, ended)
         lock.forget(ended)
+
+    def _remember_own(self, lock: KeeperLock, state_ids: Collection[str]) -> None:
+        """Remember the rows that this process released: they are taken again without a look at them before."""
+        self._seen.update(dict.fromkeys(state_ids, lock.lock_id))
+        details = lock.lease_seconds, lock.identity
+        self._own.update(dict.fromkeys(state_ids, (lock.lock_id, details)))
 
     def _cancel(self, lock: KeeperLock, state_ids: Collection[str], silent: Mapping[str, Cell]) -> None:
         """Have what was sent come to nothing, even if it lands only now: the rows get a lock_id that nobody waits for.

@@ -46,7 +46,15 @@ class LockStore(Protocol):
 
 
 class Lock:
-    """The rows of one lock_id for one or several state IDs: a contender, a holder, or a place in the queue."""
+    """The rows of one lock_id for one or several state IDs: a contender, a holder, or a place in the queue.
+
+    Attributes:
+        lock_id: Whose rows they are.
+        lease_seconds: How long the holder may be silent.
+        identity: Who the holder is.
+        counts_when_released: Whether nobody is told of a write before the lock is released. Then its release may tell
+            whether it was held until then, where the store can do both at once.
+    """
 
     def __init__(
         self,
@@ -71,6 +79,7 @@ class Lock:
         self.lock_id = str(uuid.uuid4())
         self.lease_seconds = lease_seconds
         self.identity = identity
+        self.counts_when_released = False
         self._store = store
         self._pid = os.getpid()
         self._mutex = threading.Lock()  # the renewal thread writes rows, too
@@ -153,6 +162,14 @@ class Lock:
         """
         version, by = self.version(row.state_id), self.identity
         return replace(row, updated_at=version, holder=by.holder, operation=operation or by.operation, run_id=run_id)
+
+    def wrote(self, state_ids: Collection[str]) -> None:
+        """Make sure, after a write, that nobody deposed this holder: now, or when the lock is released.
+
+        Raises:
+            StateLockLostError: If it was deposed.
+        """
+        self.confirm(state_ids)
 
     def confirm(self, state_ids: Collection[str] | None = None) -> None:
         """Make sure that nobody deposed this holder until now; without that, no write counts as done.

@@ -103,9 +103,12 @@ class BaseLocker(ABC):
         Raises:
             NestedLockError: If this thread holds it already.
             StateLockedError: If another holder kept it until the timeout.
+            StateLockLostError: At the end of the block, if what was written in it `counts_when_released`, and this
+                holder was deposed.
         """
         with closing(self.hold_each([state_id], operation, **limits)) as locks:
             yield next(locks)
+            next(locks, None)
 
     @abstractmethod
     def hold_each(
@@ -119,11 +122,13 @@ class BaseLocker(ABC):
         """Hold the locks of many state IDs, part by part: a part is released before the next is waited for.
 
         Yields:
-            Locks that together cover each state ID once. Use each one before asking for the next.
+            Locks that together cover each state ID once. Use each one before asking for the next; what was written
+            under one that `counts_when_released` counts when the next, or the end, was asked for.
 
         Raises:
             NestedLockError: If this thread holds one of them already.
             StateLockedError: If another holder kept some until the timeout; the error names them, the others are done.
+            StateLockLostError: If this holder was deposed, and its writes count when it releases.
         """
 
     def _new_wait(self, timeout_seconds: float | None, retry_seconds: float | None) -> Wait:

@@ -50,6 +50,7 @@ class ClickhouseStateStoreManager(StateStoreManager):
         super().__init__()
         self._opening = threading.Lock()
         self._store: StateStore | None = None
+        self._updating = threading.local()
         known = {name for names in SETTING_NAMES.values() for name in names}
         for name in sorted(set(given) - known - {"lock_timeout_seconds"}):
             logger.warning("The setting %s means nothing to the ClickHouse state backend", name)
@@ -84,6 +85,17 @@ class ClickhouseStateStoreManager(StateStoreManager):
         with meltano_errors():
             state = self.store.get(state_id)
         return None if state is None else _meltano_state(state)
+
+    def update(self, state: MeltanoState) -> None:  # type: ignore[misc] # final: it is Meltano's own that does the work
+        """Replace a state, or merge a partial one into it, under its lock, as Meltano does.
+
+        Nobody is told of the write before the lock is released, so the release may tell whether it counts.
+        """
+        self._updating.now = True
+        try:
+            super().update(state)
+        finally:
+            self._updating.now = False
 
     def delete(self, state_id: str) -> None:
         """Clear a state, under its lock; one that is not there stays so."""
@@ -137,7 +149,11 @@ class ClickhouseStateStoreManager(StateStoreManager):
             StateLockedError: If another holder kept it for `lock_acquire_timeout_seconds`.
         """
         longest = min(retry_seconds, self.settings.lock_retry_seconds)
-        with meltano_errors(), self.store.lock(state_id, "update", retry_seconds=longest):
+        whole = getattr(self._updating, "now", False)
+        with (
+            meltano_errors(),
+            self.store.lock(state_id, "update", counts_when_released=whole, retry_seconds=longest),
+        ):
             yield
 
 

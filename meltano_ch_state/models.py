@@ -238,8 +238,8 @@ def build(names: Names, history_days: int = HISTORY_DAYS) -> Models:
 
 @cache
 def _keeper_lock(names: Names) -> Table:
-    """One row per state ID, with the columns of the lock table but for the queue, which it has not."""
-    columns = (column for column in build(names).state_lock.columns if column.name != "waiting")
+    """One row per state ID, with the columns of the lock table but for the queue, which it has not, and the birth."""
+    columns = (column for column in build(names).state_lock.columns if column.name not in {"waiting", "born"})
     return Table(
         names.keeper_table,
         MetaData(schema=names.schema),

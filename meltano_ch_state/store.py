@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -145,11 +145,23 @@ class StateStore:
         if self._check_readable():
             yield from map(_loaded, self._states.stream(pattern))
 
-    def lock(self, state_id: str, operation: str, **limits: float | None) -> AbstractContextManager[Lock]:
-        """Hold a state's lock for the length of a `with` block; writes in it use this lock. See `BaseLocker.hold`."""
+    @contextmanager
+    def lock(
+        self, state_id: str, operation: str, *, counts_when_released: bool = False, **limits: float | None
+    ) -> Iterator[Lock]:
+        """Hold a state's lock for the length of a `with` block; writes in it use this lock. See `BaseLocker.hold`.
+
+        Args:
+            state_id: What to lock.
+            operation: What others are told that the holder does.
+            counts_when_released: Whether a write need not be sure before the block ends; see `Lock`.
+            limits: As in `BaseLocker.hold`.
+        """
         _encodable(state_id)
         self._ensure_writable()
-        return self.locker.hold(state_id, operation, **limits)
+        with self.locker.hold(state_id, operation, **limits) as lock:
+            lock.counts_when_released = counts_when_released
+            yield lock
 
     def set(self, state: StateLike) -> None:
         """Replace a state.
@@ -237,7 +249,7 @@ class StateStore:
                 check(lock)
                 self._states.keep(lock.long_unchanged(state_ids))
                 self._states.insert_versions([lock.signed(rows[state_id], named, run_id) for state_id in state_ids])
-                lock.confirm(state_ids)
+                lock.wrote(state_ids)
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""
@@ -259,6 +271,7 @@ class StateStore:
         if rest:
             with closing(self.locker.hold_each(rest, operation)) as locks:
                 for lock in locks:
+                    lock.counts_when_released = True
                     yield lock, lock.state_ids
 
 

@@ -38,6 +38,21 @@ class Clock:
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = random.random
+    wall: Callable[[], float] = time.time
+
+
+class Since:
+    """A moment, and how long ago it was."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Take the time."""
+        self._clock = clock
+        self._monotonic, self._wall = clock.monotonic(), clock.wall()
+
+    @property
+    def seconds(self) -> float:
+        """The longer of what two clocks say: the one that no step of the time changes may stand still in suspend."""
+        return max(self._clock.monotonic() - self._monotonic, self._clock.wall() - self._wall)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, Table, TextClause, bindparam, func, select, text
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from meltano_ch_state.errors import KeeperConflictError
-from meltano_ch_state.keeper import Cell
+from meltano_ch_state.keeper import DEPOSED, Cell
 from meltano_ch_state.models import MICROSECONDS, build
 from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow
@@ -93,11 +93,9 @@ class CellRepository(Repository):
     def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
         """Give rows to another lock_id, if they have the one that was seen, and are released or silent as it was."""
         marks = _marks(silent)
-        where = _FREE_OR_SILENT if marks else _FREE
+        what, where = (_TAKEN + _DETAILS + _TAKEN_OVER, _FREE_OR_SILENT) if marks else (_TAKEN + _DETAILS, _FREE)
         for part in cell_parts(rows):
-            self._change(
-                _TAKEN + _DETAILS, where, part, {**values_of(part[0]), "seen": _seen(part, seen), "silent": marks}
-            )
+            self._change(what, where, part, {**values_of(part[0]), "seen": _seen(part, seen), "silent": marks})
 
     def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
         """The same for rows that this holder had last: what they say of it is true, and each column costs time."""
@@ -115,6 +113,18 @@ class CellRepository(Repository):
         for part in cell_parts(state_ids):
             self._change("released = 1", _OWN, part, {"lock_id": lock_id})
 
+    def release_own(self, lock_id: str, state_id: str) -> bool:
+        """Release what a lock_id holds; False when it does not, or somebody else was faster."""
+        try:
+            self._send_change(_RELEASED_OWN, "", [state_id], {"lock_id": lock_id})
+        except KeeperConflictError:
+            return False
+        return True
+
+    def depose(self, lock_id: str, state_id: str) -> None:
+        """Release what somebody else holds."""
+        self._change(f"released = 1, sequence = sequence + {DEPOSED}", _OWN, [state_id], {"lock_id": lock_id})
+
     def cancel(
         self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str
     ) -> None:
@@ -122,7 +132,7 @@ class CellRepository(Repository):
         for part in cell_parts(state_ids):
             known, marks = _seen(part, seen) or [""], _marks(silent) or [""]
             parameters = {"lock_id": lock_id, "seen": known, "silent": marks, "burnt": burnt}
-            self._change("released = 1, lock_id = :burnt", _OWN_OR_FREE, part, parameters)
+            self._change(_CANCELLED, _OWN_OR_FREE, part, parameters)
 
     def cells(self, state_ids: Collection[str] | None = None) -> dict[str, Cell]:
         """The rows of some state IDs, or of all."""
@@ -132,15 +142,22 @@ class CellRepository(Repository):
         return {row[0]: make_cell(*row) for row in self.select(statement, None, _POINT_READ)}
 
     def _change(self, what: str, where: str, items: Sequence[str | LockRow], parameters: Mapping[str, object]) -> None:
-        statement, names = _statement(self._update, what, where)
-        given = {**parameters, "ids": [_id_of(item) for item in items]}
-        _again(partial(self.execute, statement, {name: given[name] for name in names}, _STRICT))
+        _again(partial(self._send_change, what, f" AND {where}", items, parameters))
+
+    def _send_change(
+        self, what: str, where: str, items: Sequence[str | LockRow], parameters: Mapping[str, object]
+    ) -> None:
+        ids = [_id_of(item) for item in items]
+        chosen = {"id": ids[0]} if len(ids) == 1 else {"ids": ids}
+        statement, names = _statement(self._update, what, where, one=len(ids) == 1)
+        given = {**parameters, **chosen}
+        self.execute(statement, {name: given[name] for name in names}, _STRICT)
 
 
 @cache
-def _statement(update: str, what: str, where: str) -> tuple[TextClause, tuple[str, ...]]:
-    """A statement, and the names of its parameters."""
-    clause = f"{what} WHERE state_id IN :ids AND {where}"
+def _statement(update: str, what: str, where: str, *, one: bool) -> tuple[TextClause, tuple[str, ...]]:
+    """A statement, and the names of its parameters; equality costs the server less than a list of one."""
+    clause = f"{what} WHERE state_id {'= :id' if one else 'IN :ids'}{where}"
     names = tuple(_PARAMETER.findall(clause))
     lists: list[Any] = [bindparam(name, expanding=True) for name in names if name in _LISTS]
     return text(update + clause).bindparams(*lists), names
@@ -156,9 +173,10 @@ _LISTS = {"ids", "seen", "silent"}
 _PARAMETER = re.compile(r"(?<!:):(\w+)")
 _TAKEN = (
     f"lock_id = :lock_id, released = 0, token = greatest({_NOW}, token + toIntervalMicrosecond({TOKEN_STEP})),"
-    f" born = {_NOW}, locked_at = {_NOW}"
+    f" locked_at = {_NOW}"
 )
 """The token is computed from the row that is changed: one that was read earlier may be old (tests/model)."""
+_TAKEN_OVER = f", sequence = sequence + if(released = 1, 0, {DEPOSED})"
 _DETAILS = (
     ", lease_seconds = :lease_seconds, holder = :holder, process = :process, operation = :operation, version = :version"
 )
@@ -166,6 +184,11 @@ _FREE = "lock_id IN :seen AND released = 1"
 _FREE_OR_SILENT = "lock_id IN :seen AND (released = 1 OR concat(lock_id, '/', toString(sequence)) IN :silent)"
 _OWN = "lock_id = :lock_id AND released = 0"
 _OWN_OR_FREE = f"(lock_id = :lock_id OR ({_FREE_OR_SILENT}))"
+_CANCELLED = (
+    f"released = 1, lock_id = :burnt, sequence = sequence + if(released = 1 OR lock_id = :lock_id, 0, {DEPOSED})"
+)
+_RELEASED_OWN = "released = 1 + throwIf(lock_id != :lock_id OR released = 1, 'not held')"
+"""An UPDATE does not tell whether its condition met a row; an expression that fails does."""
 _TOUCHED = f"locked_at = {_NOW}, sequence = greatest(sequence, toUInt32(:sequence))"
 _RAISED = "token = greatest(token, fromUnixTimestamp64Micro(toInt64(:token)))"
 """Late repetitions of an earlier change take nothing back."""
@@ -189,14 +212,15 @@ def cell_rows(cell: Any) -> Any:
         cell.state_id,
         cell.lock_id,
         (cell.released + LIVE_CELL).label("over"),
-        *(func.toUnixTimestamp64Micro(cell[name]).label(label) for name, label in _TIMES.items()),
+        *(func.toUnixTimestamp64Micro(cell[name]).label(label) for label, name in _TIMES.items()),
         cell.sequence.label("any_waiting"),
         *(cell[name].label(f"any_{name}") for name in ("lease_seconds", "holder", "process", "operation", "version")),
         func.toUnixTimestamp64Micro(func.now64(MICROSECONDS)).label("now"),
     )
 
 
-_TIMES = {"token": "token_us", "born": "born_us", "locked_at": "locked_us"}
+_TIMES = {"token_us": "token", "born_us": "token", "locked_us": "locked_at"}
+"""A token is drawn when the row is taken: as good as a time of birth, and one column less to change."""
 
 
 def make_cell(  # noqa: PLR0917 - the columns of a row, in their order

@@ -29,6 +29,7 @@ UNKNOWN_TABLE = 60
 UNKNOWN_DATABASE = 81
 READONLY = 164
 ACCESS_DENIED = 497
+NOT_AS_EXPECTED = 395  # throwIf
 INVALID_STATE = 668
 KEEPER_EXCEPTION = 999
 BUSY_CODES = {
@@ -149,7 +150,7 @@ def _of_keeper(code: int, said: str, address: str) -> KeeperConflictError | NoKe
             "DROP the table whose name ends in _keeper_lock: it is made anew by the next run, or by "
             f"{KEEPER_COMMAND}; or set lock_mode to insert",
         )
-    if code == KEEPER_EXCEPTION and _CONFLICTS.search(said):
+    if code == NOT_AS_EXPECTED or (code == KEEPER_EXCEPTION and _CONFLICTS.search(said)):
         return KeeperConflictError(f"Another client of ClickHouse at {address} was faster")
     return None
 

@@ -40,5 +40,5 @@ class _KeeperRows(Rows):
         super().__init__(repository)
         cells = repository.cells
         self.create, self.take, self.retake, self.touch = cells.create, cells.take, cells.retake, cells.touch
-        self.release, self.cancel = cells.release, cells.cancel
+        self.release, self.release_own, self.cancel = cells.release, cells.release_own, cells.cancel
         self.look, self.sequences = repository.look, repository.sequences

@@ -161,9 +161,11 @@ class LockRepository(TableRepository):
         """
         lock, in_keeper = self._find(state_id, lock_id)
         if in_keeper:
-            self.cells.release(lock_id, [state_id])
-        else:
-            self.insert_rows([tombstone_of(lock, by)])
+            self.cells.depose(lock_id, state_id)
+            return lock
+        if lock.is_guard and (cell := self._cells_there([state_id]).get(state_id)):
+            self.cells.depose(cell.lock.lock_id, state_id)  # it relies on its guard
+        self.insert_rows([tombstone_of(lock, by)])
         return lock
 
     def _find(self, state_id: str, lock_id: str) -> tuple[LiveLock, bool]:

@@ -84,15 +84,112 @@ def mode_of(manager: Manager) -> str:
     return locker.mode_in_use()
 
 
-def test_an_update_is_one_insert_three_changes_and_two_reads(manager: Manager) -> None:
+def test_an_update_is_one_insert_two_changes_and_one_read(manager: Manager) -> None:
     sent: list[str] = []
     engine = manager.store._states.engine  # type: ignore[attr-defined]
     event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
     for state in (MeltanoState(STATE_ID, {}, {"n": 1}), MeltanoState(STATE_ID, {"p": 1})):
         sent.clear()
         manager.update(state)
-        assert sent == ["ALTER", "SELECT", "INSERT", "ALTER", "SELECT", "ALTER"]
+        assert sent == ["ALTER", "SELECT", "INSERT", "ALTER"]
     assert manager.get(STATE_ID) == MeltanoState(STATE_ID, {"p": 1}, {"n": 1})
+
+
+def test_a_write_in_a_block_is_checked_before_the_block_ends(manager: Manager) -> None:
+    sent: list[str] = []
+    engine = manager.store._states.engine  # type: ignore[attr-defined]
+    with manager.acquire_lock(STATE_ID):
+        event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+        write(manager, 1)
+        assert sent == ["INSERT", "ALTER", "SELECT"]
+    assert sent == ["INSERT", "ALTER", "SELECT", "ALTER"]
+
+
+def after_the_write(manager: Manager, act: Callable[[], None]) -> None:
+    """Have something happen between the next write of a manager and its release."""
+    armed = [act]
+
+    def executed(*args: object) -> None:
+        if str(args[2]).startswith("INSERT") and "_lock" not in str(args[2]) and armed:
+            armed.pop()()
+
+    event.listen(manager.store._states.engine, "after_cursor_execute", executed)  # type: ignore[attr-defined]
+
+
+def holder_in_keeper(server: Endpoint, schema: str) -> str:
+    return server.execute(f"SELECT lock_id FROM {schema}.state_keeper_lock WHERE released = 0")
+
+
+@pytest.fixture
+def unlocker(server: Endpoint, schema: str) -> Callable[[], None]:
+    """End the lock of the counter by hand."""
+
+    def unlock() -> None:
+        uri = f"{server.url()}?schema={schema}"
+        arguments = ["unlock", STATE_ID, "--lock-id", holder_in_keeper(server, schema), "--yes", "--uri", uri]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+
+    return unlock
+
+
+@pytest.mark.parametrize("state", [MeltanoState(STATE_ID, {}, {"n": 1}), MeltanoState(STATE_ID, {"p": 1})])
+def test_who_is_deposed_after_its_write_is_told_by_its_update(
+    manager: Manager, unlocker: Callable[[], None], state: MeltanoState
+) -> None:
+    after_the_write(manager, unlocker)
+    with pytest.raises(StateLockLostError, match="so this write does not count"):
+        manager.update(state)
+    add_one(manager)
+
+
+def test_who_is_deposed_and_followed_by_others_after_its_write_is_told(
+    manager: Manager, open_manager: Callable[..., Manager], unlocker: Callable[[], None]
+) -> None:
+    other = open_manager(stale_lock_seconds=299)  # a manager of its own, with other settings
+
+    def follow() -> None:
+        unlocker()
+        repeat(3, lambda: add_one(other))
+
+    after_the_write(manager, follow)
+    with pytest.raises(StateLockLostError):
+        write(manager, 100)
+    add_one(other)
+
+
+def test_a_guard_that_was_ended_by_hand_ends_the_lock_that_relies_on_it(
+    manager: Manager, server: Endpoint, schema: str
+) -> None:
+    def end_guard() -> None:
+        guard = server.execute(f"SELECT lock_id FROM {schema}.state_lock FINAL WHERE operation = 'keeper'")
+        arguments = ["unlock", STATE_ID, "--lock-id", guard, "--yes", "--uri", f"{server.url()}?schema={schema}"]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+
+    after_the_write(manager, end_guard)
+    with pytest.raises(StateLockLostError):
+        write(manager, 9)
+    add_one(manager)
+
+
+def test_who_is_slow_asks_whether_the_guard_was_there_all_the_time(
+    open_manager: Callable[..., Manager], server: Endpoint, schema: str
+) -> None:
+    slow = open_manager(stale_lock_seconds=2)
+    write(slow, 0)
+
+    def end_guard_and_wait() -> None:
+        columns = "state_id, lock_id, token, born, lease_seconds, sequence, holder, process, operation, version"
+        server.execute(
+            f"INSERT INTO {schema}.state_lock (released, {columns}) SELECT 1, {columns} FROM {schema}.state_lock"
+        )
+        time.sleep(0.6)
+
+    after_the_write(slow, end_guard_and_wait)
+    with pytest.raises(StateLockLostError):
+        write(slow, 9)
+    add_one(slow)
 
 
 def test_there_is_one_row_for_each_state_and_one_guard(manager: Manager, server: Endpoint, schema: str) -> None:
@@ -250,11 +347,24 @@ def victim(line: tuple[Proxy, Endpoint], manager: Manager, schema: str) -> Itera
     victim.close()
 
 
+def write_in_a_block(manager: Manager, value: int) -> None:
+    with manager.acquire_lock(STATE_ID):
+        write(manager, value)
+
+
 TAKE, STATE, CHECK, RELEASE = range(4)
-"""The statements of one `set` that change anything, in their order."""
+"""The statements of a write in a block that change anything, in their order. A `set` releases where that checks."""
 each_statement = pytest.mark.parametrize(
-    "nth", [TAKE, STATE, CHECK, RELEASE], ids=["take", "state", "check", "release"]
+    ("write_it", "nth"),
+    [
+        pytest.param(write, TAKE, id="take"),
+        pytest.param(write, STATE, id="state"),
+        pytest.param(write, CHECK, id="release that checks"),
+        pytest.param(write_in_a_block, CHECK, id="check"),
+        pytest.param(write_in_a_block, RELEASE, id="release"),
+    ],
 )
+Write = Callable[[Manager, int], None]
 
 
 @each_statement
@@ -263,12 +373,12 @@ each_statement = pytest.mark.parametrize(
     [[lost], [refused], [doubled], [late(0.6)]],
     ids=["answer lost", "never seen", "doubled", "late, too"],
 )
-def test_one_fault_of_the_line_is_made_good(
-    manager: Manager, victim: Manager, line: tuple[Proxy, Endpoint], nth: int, faults: list[Fault]
+def test_one_fault_of_the_line_is_made_good(  # noqa: PLR0917 - fixtures and parameters
+    manager: Manager, victim: Manager, line: tuple[Proxy, Endpoint], write_it: Write, nth: int, faults: list[Fault]
 ) -> None:
     proxy = line[0]
     proxy.plan(*[passed] * nth, *faults)
-    write(victim, 1)
+    write_it(victim, 1)
     began = time.monotonic()
     add_one(manager)
     proxy.finish()
@@ -279,22 +389,23 @@ def test_one_fault_of_the_line_is_made_good(
 
 
 @each_statement
-def test_what_lands_after_its_client_gave_up_blocks_nobody(
+def test_what_lands_after_its_client_gave_up_blocks_nobody(  # noqa: PLR0917 - fixtures and parameters
     no_retries: None,
     manager: Manager,
     victim: Manager,
     line: tuple[Proxy, Endpoint],
+    write_it: Write,
     nth: int,
 ) -> None:
     proxy = line[0]
     again = [refused] if nth == STATE else []  # the driver itself sends an INSERT again, but no ALTER
     proxy.plan(*[passed] * nth, late(0.5), *again)
     if nth == RELEASE:
-        write(victim, 1)
+        write_it(victim, 1)
         proxy.finish()  # until then it is held
     else:
         with pytest.raises(ServerUnreachableError):
-            write(victim, 1)
+            write_it(victim, 1)
     began = time.monotonic()
     write(manager, 2)
     proxy.finish()

@@ -36,7 +36,7 @@ from meltano_ch_state.protocol import LockRow, StateRow, View
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
-from tests.model.keeper_memory import SteppedKeeper
+from tests.model.keeper_memory import SENT_AGAIN, SteppedKeeper
 
 START = 1_700_000_000_000_000
 LEASE_SECONDS = 12.0
@@ -49,12 +49,16 @@ MOST_STEPS = 600
 
 FAULTS_OF_WRITES = ("crash", "crash after", "fails", "lost", "late", "twice", "back")
 FAULTS_OF_READS = ("crash", "fails")
+REPEATED = "again"
+"""The answer is lost, and the call made again, where its answer tells something."""
 JUMP = "the lease is over"
 
 Operation = tuple[str, tuple[str, ...]]
-"""What to do (`update`, `set`, `clear`, `set_all`), and with which state IDs."""
+"""What to do (`update`, `checked_update`, `set`, `clear`, `set_all`), and with which state IDs."""
 
 UPDATE: Operation = ("update", ("1",))
+CHECKED_UPDATE: Operation = ("checked_update", ("1",))
+"""Its write counts before its lock is released."""
 SET: Operation = ("set", ("1",))
 CLEAR: Operation = ("clear", ("1",))
 SET_ALL: Operation = ("set_all", ("1", "2"))
@@ -67,7 +71,8 @@ class Setup:
 
     Attributes:
         scripts: The operations of each client, one after the other.
-        faults: What may befall calls: of `FAULTS_OF_WRITES`, and `JUMP`, by which every lease is over at any time.
+        faults: What may befall calls: of `FAULTS_OF_WRITES`, `REPEATED`, and `JUMP`, by which every lease is over at
+            any time.
         most_faults: How many of them there are in one run at most.
         tick: How far the server's clock moves with each insert, in microseconds; 0: all ties.
         same_host: Whether others see at once that a process is dead.
@@ -142,7 +147,7 @@ class Write:
     @property
     def blind(self) -> bool:
         """Whether it replaces what is there without a read."""
-        return self.call.kind != "update"
+        return not self.call.kind.endswith("update")
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class Client:
     def __init__(self, world: World, name: str, script: Sequence[Operation]) -> None:
         self.name = name
         self.doing = "starts"
-        self.writing = self.ending = self.crashed = False
+        self.writing = self.ending = self.repeating = self.crashed = False
         self.past: Hashable = name
         self.call: Call
         self.order: dict[str, int] = {}
@@ -174,7 +179,7 @@ class Client:
         self.seen: int | None = None
         self._world = world
         self._script = script
-        clock = Clock(lambda: self.seconds, self._sleep, lambda: 0.5)
+        clock = Clock(lambda: self.seconds, self._sleep, lambda: 0.5, lambda: self.seconds)
         rows = SteppedLocks(world, self)
         locker = (
             KeeperLocker(SteppedKeeper(world, self, rows), OPTIONS, clock)
@@ -205,13 +210,21 @@ class Client:
         if not self.finished:
             self._fiber.throw(CrashedError)
 
-    def stop(self, doing: str, act: Callable[[], Any], *, writing: bool = False, ending: bool = False) -> Any:
+    def stop(
+        self,
+        doing: str,
+        act: Callable[[], Any],
+        *,
+        writing: bool = False,
+        ending: bool = False,
+        repeating: bool = False,
+    ) -> Any:
         """Let the scheduler decide when, and what befalls the call."""
         if self.crashed and writing:  # on its way out it releases what it held: that is never sent
             return None
         if self.crashed:
             raise CrashedError
-        self.doing, self.writing, self.ending = doing, writing, ending
+        self.doing, self.writing, self.ending, self.repeating = doing, writing, ending, repeating
         fault = self._fiber.parent.switch()
         self.seen = None
         self._world.current = self
@@ -241,11 +254,14 @@ class Client:
             except CrashedError:
                 return
 
-    def _update(self, label: str, state_id: str) -> None:
-        with self._store.lock(state_id, "update"):
+    def _update(self, label: str, state_id: str, counts_when_released: bool = True) -> None:
+        with self._store.lock(state_id, "update", counts_when_released=counts_when_released):
             state = self._store.get(state_id)
             labels = state.completed_state["by"] if state else []
             self._store.set(_state(state_id, *labels, label))
+
+    def _checked_update(self, label: str, state_id: str) -> None:
+        self._update(label, state_id, counts_when_released=False)
 
     def _set(self, label: str, state_id: str) -> None:
         self._store.set(_state(state_id, label))
@@ -379,7 +395,8 @@ class World:
 
     def _faults_of(self, client: Client) -> Iterator[str]:
         possible = FAULTS_OF_WRITES if client.writing else FAULTS_OF_READS
-        return (fault for fault in possible if fault in self.setup.faults)
+        repeated = (REPEATED,) if client.repeating else ()
+        return (fault for fault in (*possible, *repeated) if fault in self.setup.faults)
 
     def act(self, action: Action) -> None:
         """Let it happen."""
@@ -421,6 +438,8 @@ class World:
         if fault in {"crash", "fails", "late"}:
             return self._break_off(client, fault)
         answer = self._land(act) if client.writing else act()
+        if fault == REPEATED:
+            return SENT_AGAIN
         return self._break_off(client, fault) if fault in {"crash after", "lost"} else answer
 
     def _break_off(self, client: Client, fault: str) -> None:

@@ -6,12 +6,16 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meltano_ch_state.keeper import Cell, KeeperView
+from meltano_ch_state.keeper import DEPOSED, Cell, KeeperView
 from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks
 
 if TYPE_CHECKING:
     from tests.model.binding import Client, World
+
+
+SENT_AGAIN = "sent again"
+"""In place of an answer: it was lost, so the same call is made once more."""
 
 
 class MemoryKeeper(MemoryLocks):
@@ -33,7 +37,8 @@ class MemoryKeeper(MemoryLocks):
             cell = self.cells.get(row.state_id)
             if cell and self.is_free(cell, seen, silent):
                 token = max(self.now(), cell.lock.token + TOKEN_STEP)
-                self.cells[row.state_id] = Cell(self._lock(row, token), False, cell.sequence)
+                sequence = cell.sequence + (0 if cell.released else DEPOSED)
+                self.cells[row.state_id] = Cell(self._lock(row, token), False, sequence)
 
     def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
         self.take(rows, seen, ())
@@ -52,13 +57,20 @@ class MemoryKeeper(MemoryLocks):
         for cell in self._own(lock_id, state_ids):
             self.cells[cell.lock.state_id] = replace(cell, released=True)
 
+    def release_own(self, lock_id: str, state_id: str) -> bool:
+        held = bool(self._own(lock_id, [state_id]))
+        self.release(lock_id, [state_id])
+        return held
+
     def cancel(
         self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str
     ) -> None:
         for state_id in state_ids:
             cell = self.cells.get(state_id)
             if cell and (cell.lock.lock_id == lock_id or self.is_free(cell, seen, silent)):
-                self.cells[state_id] = replace(cell, lock=replace(cell.lock, lock_id=burnt), released=True)
+                ended = cell.released or cell.lock.lock_id == lock_id
+                sequence = cell.sequence + (0 if ended else DEPOSED)
+                self.cells[state_id] = Cell(replace(cell.lock, lock_id=burnt), True, sequence)
 
     def sequences(self, lock_id: str, guards: Mapping[str, str]) -> Mapping[str, int]:
         own = self._own(lock_id, guards)
@@ -86,6 +98,24 @@ class ChecksNothing(MemoryKeeper):
 
     def sequences(self, lock_id: str, guards: Mapping[str, str]) -> Mapping[str, int]:
         return dict.fromkeys(guards, 1_000_000)
+
+
+class ReleasesWhatOthersHold(MemoryKeeper):
+    """Mistake: a release does not tell whose row it met."""
+
+    def release_own(self, lock_id: str, state_id: str) -> bool:
+        self.release(lock_id, [state_id])
+        return True
+
+
+class CountsNoDepositions(MemoryKeeper):
+    """Mistake: a row does not tell that a holder of it was deposed."""
+
+    def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
+        before = {state_id: cell.sequence for state_id, cell in self.cells.items()}
+        super().take(rows, seen, silent)
+        for state_id, sequence in before.items():
+            self.cells[state_id] = replace(self.cells[state_id], sequence=sequence)
 
 
 class LateTakes(MemoryKeeper):
@@ -126,6 +156,13 @@ class SteppedKeeper:
 
     def release(self, lock_id: str, state_ids: Collection[str]) -> None:
         self._write(f"releases {lock_id}", "release", lock_id, tuple(state_ids), ending=True)
+
+    def release_own(self, lock_id: str, state_id: str) -> bool:
+        told, call = f"releases {lock_id} and checks", self._call("release_own", lock_id, state_id)
+        while True:
+            answer = self._client.stop(told, call, writing=True, ending=True, repeating=True)
+            if answer is not SENT_AGAIN:
+                return bool(answer)
 
     def cancel(
         self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str

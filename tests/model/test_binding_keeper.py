@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from tests.model.binding import (
+    CHECKED_UPDATE,
     CLEAR,
     FAULTS_OF_WRITES,
     JUMP,
+    REPEATED,
     SET,
     SET_ALL,
     SET_ALL_BACKWARDS,
@@ -16,10 +18,17 @@ from tests.model.binding import (
     explore,
     sample,
 )
-from tests.model.keeper_memory import ChecksNothing, LateTakes, MemoryKeeper, TakesWhatIsHeld
+from tests.model.keeper_memory import (
+    ChecksNothing,
+    CountsNoDepositions,
+    LateTakes,
+    MemoryKeeper,
+    ReleasesWhatOthersHold,
+    TakesWhatIsHeld,
+)
 
 EVERYBODY = range(6)
-ALL_FAULTS = (*FAULTS_OF_WRITES, JUMP)
+ALL_FAULTS = (*FAULTS_OF_WRITES, REPEATED, JUMP)
 
 
 def keeper(*scripts: object, **options: object) -> Setup:
@@ -31,11 +40,16 @@ def test_two_clients_that_update_in_every_order() -> None:
 
 
 def test_two_clients_with_a_lost_answer_in_every_order() -> None:
-    assert_all_is_well(explore(keeper([SET], [SET], faults=["lost"])), complete=3_000, states=10_000)
+    assert_all_is_well(explore(keeper([SET], [SET], faults=["lost", REPEATED])), complete=2_500, states=10_000)
+
+
+def test_clients_that_are_deposed_while_answers_are_lost_at_random() -> None:
+    setup = keeper([UPDATE, UPDATE], [UPDATE], [SET], faults=[REPEATED, JUMP, "lost"], most_faults=4)
+    assert_all_is_well(sample(setup, 1_000, 5), complete=1_000, states=900)
 
 
 def test_three_clients_with_two_faults_at_random() -> None:
-    setup = keeper([UPDATE, UPDATE], [UPDATE, SET], [UPDATE, CLEAR], faults=ALL_FAULTS, most_faults=2)
+    setup = keeper([UPDATE, UPDATE], [CHECKED_UPDATE, SET], [UPDATE, CLEAR], faults=ALL_FAULTS, most_faults=2)
     assert_all_is_well(sample(setup, 800, 1), complete=800, states=700)
 
 
@@ -55,12 +69,24 @@ def test_clients_of_both_modes_with_faults_at_random() -> None:
 
 def test_taking_what_is_held_is_caught() -> None:
     assert_caught(
-        sample(keeper([UPDATE, UPDATE], [UPDATE, UPDATE], locks=TakesWhatIsHeld), 500, 4), "one holder at once"
+        sample(keeper([UPDATE, UPDATE], [UPDATE, UPDATE], locks=TakesWhatIsHeld), 500, 4),
+        "one holder at once",
+        "all is done",
     )
 
 
 def test_leaving_out_the_check_after_a_write_is_caught() -> None:
-    setup = keeper([UPDATE], [UPDATE], faults=[JUMP], locks=ChecksNothing)
+    setup = keeper([CHECKED_UPDATE], [UPDATE], faults=[JUMP], locks=ChecksNothing)
+    assert_caught(explore(setup), "no update is lost")
+
+
+def test_a_release_that_tells_nothing_is_caught() -> None:
+    setup = keeper([UPDATE], [UPDATE], faults=[JUMP], locks=ReleasesWhatOthersHold)
+    assert_caught(explore(setup), "no update is lost")
+
+
+def test_counting_no_depositions_is_caught() -> None:
+    setup = keeper([UPDATE], [UPDATE], faults=[JUMP], locks=CountsNoDepositions)
     assert_caught(explore(setup), "no update is lost")
 
 
