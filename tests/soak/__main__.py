@@ -1,6 +1,6 @@
 """Many processes, and faults at random: `python -m tests.soak [SECONDS] [SEED]`. Exits with 1 if a promise broke.
 
-Eight workers append labels to states, each under its lock, over a line that loses, doubles, delays and refuses
+Eight workers add labels to states, each under its lock, over a line that loses, doubles, delays and refuses
 requests. Workers are killed and paused, the server is killed and started anew, tables are merged. At the end each
 acknowledged label is there exactly once, nobody was inside a lock beside somebody else, no live row is left.
 """
@@ -17,12 +17,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from meltano_ch_state.manager import ClickhouseStateStoreManager
+from meltano_ch_state.settings import INSERT, KEEPER
 from tests.rig.endpoint import Endpoint, RefusedError
 from tests.rig.server import ClickHouseServer
+from tests.rig.zookeeper import ZooKeeper
+from tests.soak.worker import labels_of
 from tests.support.proxy import Proxy, delayed, doubled, late, lost, refused, serving, unanswered
 
 PROCESSES = 8
@@ -32,14 +35,16 @@ GROWTH = "memory grown at most, bytes"
 MOST_GROWTH_BYTES = 64_000_000
 SHOWN_LOSSES = 5
 AROUND = """
-WITH JSONExtract(assumeNotNull(completed_state), 'by', 'Array(String)') AS labels,
-    (SELECT min(updated_at) FROM meltano.state_history WHERE position(completed_state, '"{label}"') > 0) AS written,
-    (SELECT any(state_id) FROM meltano.state_history WHERE position(completed_state, '"{label}"') > 0) AS of
-SELECT updated_at, written_at, holder, length(labels), has(labels, '{label}') AS has_it, labels[-1] AS newest
+WITH concat(ifNull(completed_state, ''), ifNull(partial_state, '')) AS labels,
+    (SELECT min(updated_at) FROM meltano.state_history WHERE position(labels, '"{label}"') > 0) AS written,
+    (SELECT any(state_id) FROM meltano.state_history WHERE position(labels, '"{label}"') > 0) AS of
+SELECT updated_at, written_at, holder, length(completed_state), length(partial_state), position(labels, '"{label}"') > 0
 FROM meltano.state_history FINAL WHERE state_id = of AND abs(dateDiff('second', updated_at, written)) < 60
 ORDER BY updated_at"""
 LIVE = """
-SELECT lock_id FROM meltano.state_lock GROUP BY lock_id, state_id HAVING max(released) = 0 AND max(waiting) = 0"""
+SELECT count() FROM (SELECT lock_id FROM meltano.state_lock GROUP BY lock_id, state_id
+HAVING max(released) = 0 AND max(waiting) = 0 AND any(operation) != 'keeper')"""
+HELD = "SELECT count() FROM meltano.state_keeper_lock WHERE released = 0"
 
 
 class Soak:
@@ -104,13 +109,13 @@ class Soak:
             yield from path.read_text().splitlines()
 
 
-def report(soak: Soak, server: ClickHouseServer) -> dict[str, int]:
+def report(soak: Soak, server: ClickHouseServer, lock_mode: str) -> dict[str, int]:
     """Count what happened, and what must be 0."""
-    manager = ClickhouseStateStoreManager(server.url())
+    manager = ClickhouseStateStoreManager(server.url(), lock_mode=lock_mode)
     for number in range(STATES):  # who was killed inside is taken over now
         with manager.acquire_lock(f"s{number}"):
             pass
-    labels = [label for state in manager.get_all() for label in (state.completed_state or {})["by"]]
+    labels = [label for state in manager.get_all() for label in labels_of(state)]
     manager.close()
     tried, done = set(soak.noted("tried")), set(soak.noted("done"))
     tell_of_lost(server, done - set(labels))
@@ -130,7 +135,7 @@ def report(soak: Soak, server: ClickHouseServer) -> dict[str, int]:
         "UPDATES THAT ARE THERE TWICE": len(labels) - len(set(labels)),
         "UPDATES FROM NOWHERE": len(set(labels) - tried),
         "OVERLAPS": seen["overlaps"],
-        "LEFTOVER LIVE ROWS": int(server.execute(f"SELECT count() FROM ({LIVE})")),
+        "LEFTOVER LIVE ROWS": sum(int(server.execute(query)) for query in (LIVE, *[HELD] * (lock_mode == KEEPER))),
         "LEFTOVER CONNECTIONS": max(0, connections - 1),  # one is this query's
     }
 
@@ -147,12 +152,20 @@ def main() -> int:
     parser.add_argument("seconds", type=float, nargs="?", default=60.0)
     parser.add_argument("seed", type=int, nargs="?", default=1)
     parser.add_argument("--no-lock", action="store_true", help="to see that the counts tell")
+    parser.add_argument("--keeper", action="store_true", help="locks in Keeper, which is a ZooKeeper that stays up")
     args = parser.parse_args()
-    with ClickHouseServer() as server, serving(server) as (proxy, address), tempfile.TemporaryDirectory() as folder:
-        ClickhouseStateStoreManager(server.url()).migrate()
+    lock_mode = KEEPER if args.keeper else INSERT
+    worker = ["3", "--no-lock"] if args.no_lock else [str(STATES), "--lock-mode", lock_mode]
+    with ExitStack() as stack:
+        zookeeper = stack.enter_context(ZooKeeper()) if args.keeper else None
+        server = stack.enter_context(ClickHouseServer(zookeeper=zookeeper))
+        proxy, address = stack.enter_context(serving(server))
+        proxy.harmed = (b"INSERT INTO", b"ALTER TABLE")
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        ClickhouseStateStoreManager(server.url(), lock_mode=lock_mode).migrate()
         soak = Soak(server, proxy, Path(folder), random.Random(args.seed))
-        soak.run(args.seconds, *(["3", address.url(), "--no-lock"] if args.no_lock else [str(STATES), address.url()]))
-        counts = {"seed": args.seed, "seconds": round(args.seconds), **report(soak, server)}
+        soak.run(args.seconds, address.url(), *worker)
+        counts = {"seed": args.seed, "seconds": round(args.seconds), **report(soak, server, lock_mode)}
     sys.stdout.write("\n".join(f"{name}: {number:,}" for name, number in counts.items()) + "\n")
     return int(counts[GROWTH] > MOST_GROWTH_BYTES or any(number for name, number in counts.items() if name.isupper()))
 

@@ -1,4 +1,6 @@
-"""One process of the soak: it appends labels to states under their locks, and notes which of them count.
+"""One process of the soak: it adds labels to states under their locks, and notes which of them count.
+
+Half of them it adds by itself in a block, half by Meltano's own update of a partial state.
 
 Its notes are files in a folder: `tried` has each label before its write, `done` each that was acknowledged, `inside` a
 file for each state that is locked as a file as long as the state's lock is held.
@@ -25,6 +27,7 @@ from meltano_ch_state.manager import ClickhouseStateStoreManager
 
 ANSWER_TIMEOUT_SECONDS = 3
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+SHARE_OF_MERGES = 0.5
 WARM_UPDATES = 15
 """After so many updates nothing more is loaded; memory is compared from there on."""
 
@@ -60,11 +63,23 @@ def watched(path: Path) -> Iterator[bool]:
 
 def append(manager: ClickhouseStateStoreManager, notes: Notes, state_id: str, label: str) -> None:
     """Append a label to a state's list."""
-    state = manager.get(state_id)
-    labels = (state.completed_state or {}).get("by", []) if state else []
+    state = manager.get(state_id) or MeltanoState(state_id)
+    labels = (state.completed_state or {}).get("by", [])
     notes.write("tried", label)
-    manager.set(MeltanoState(state_id, {}, {"by": [*labels, label]}))
+    manager.set(MeltanoState(state_id, state.partial_state, {"by": [*labels, label]}))
     notes.write("done", label)
+
+
+def merge(manager: ClickhouseStateStoreManager, notes: Notes, state_id: str, label: str) -> None:
+    """Have Meltano merge a label into a state."""
+    notes.write("tried", label)
+    manager.update(MeltanoState(state_id, {label: 1}))
+    notes.write("done", label)
+
+
+def labels_of(state: MeltanoState) -> list[str]:
+    """The labels in a state."""
+    return [*(state.completed_state or {}).get("by", []), *(state.partial_state or {})]
 
 
 def main() -> None:
@@ -73,22 +88,26 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("name")
     parser.add_argument("until", type=float)
-    parser.add_argument("states", type=int)
     parser.add_argument("url")
+    parser.add_argument("states", type=int)
     parser.add_argument("--no-lock", action="store_true")
+    parser.add_argument("--lock-mode", default="insert")
     args = parser.parse_args()
     connection.ANSWER_TIMEOUT_SECONDS = ANSWER_TIMEOUT_SECONDS
     chance, notes, seen = random.Random(args.name), Notes(args.folder, args.name), Counter[str]()
-    manager = ClickhouseStateStoreManager(args.url)
+    manager = ClickhouseStateStoreManager(args.url, lock_mode=args.lock_mode)
     warm = 0
     while time.time() < args.until:
         seen["operations"] += 1
-        state_id = f"s{chance.randrange(args.states)}"
+        state_id, label = f"s{chance.randrange(args.states)}", f"{args.name}.{seen['operations']}"
         lock: AbstractContextManager[None] = nullcontext() if args.no_lock else manager.acquire_lock(state_id)
         try:
+            if not args.no_lock and chance.random() < SHARE_OF_MERGES:
+                merge(manager, notes, state_id, label)
+                continue
             with lock, watched(args.folder / f"inside-{state_id}") as alone:
                 seen["overlaps"] += not alone
-                append(manager, notes, state_id, f"{args.name}.{seen['operations']}")
+                append(manager, notes, state_id, label)
         except StateBackendError as error:
             seen[type(error).__name__] += 1
         if seen["operations"] == WARM_UPDATES:
