@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from meltano_ch_state.errors import StateLockedError
 from meltano_ch_state.lock import Lock, merged
-from meltano_ch_state.protocol import StateRow
 from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.repositories.maintenance import MaintenanceRepository
 from meltano_ch_state.repositories.parts import id_parts
 from meltano_ch_state.repositories.states import StateRepository
+from meltano_ch_state.store import tombstone, write_versions
 
 TOMBSTONE_DAYS = 30
 """A tombstone of a state stays for so many days."""
@@ -58,11 +58,7 @@ class Pruner:
         def clear(lock: Lock) -> list[str]:
             old = self.maintenance.older_among(lock.state_ids, cutoff, cleared=False)
             if old:
-                self.states.keep(old)
-                self.states.insert_versions(
-                    [lock.signed(StateRow(state_id, None, None, 0, is_deleted=True)) for state_id in old]
-                )
-                lock.confirm(old)
+                write_versions(self.states, lock, list(map(tombstone, old)))
             return old
 
         return self._under_locks(state_ids, clear)

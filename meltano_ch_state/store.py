@@ -193,7 +193,7 @@ class StateStore:
             StateLockLostError: If this holder was deposed meanwhile.
         """
         _encodable(state_id)
-        self._write({state_id: _tombstone(state_id)}, "clear")
+        self._write({state_id: tombstone(state_id)}, "clear")
 
     def clear_all(self) -> int:
         """Clear every state there is.
@@ -204,7 +204,7 @@ class StateStore:
         Raises:
             StateLockedError: If some stayed locked; the error names them, all others are cleared.
         """
-        return self._write_all(map(_tombstone, self.ids()), "clear_all")
+        return self._write_all(map(tombstone, self.ids()), "clear_all")
 
     def restore(self, version: StateRow, present: StateRow | None) -> None:
         """Make a state what it was in an old version, as a new one; if that is a tombstone, clear it.
@@ -247,9 +247,7 @@ class StateStore:
         with closing(self._locks(rows, operation)) as locks:  # an error releases at once, not when memory is swept
             for lock, state_ids in locks:
                 check(lock)
-                self._states.keep(lock.long_unchanged(state_ids))
-                self._states.insert_versions([lock.signed(rows[state_id], named, run_id) for state_id in state_ids])
-                lock.wrote(state_ids)
+                write_versions(self._states, lock, [rows[state_id] for state_id in state_ids], named, run_id)
 
     def _check_readable(self) -> bool:
         """Whether there are tables to read; asked until there are, then remembered."""
@@ -275,6 +273,32 @@ class StateStore:
                     yield lock, lock.state_ids
 
 
+def write_versions(
+    states: States, lock: Lock, rows: Collection[StateRow], operation: str = "", run_id: str = ""
+) -> None:
+    """Write the next versions of states whose lock is held.
+
+    Args:
+        states: Where versions live.
+        lock: The lock.
+        rows: What to write.
+        operation: What the write is; else what the lock was taken for.
+        run_id: The run in which it is written.
+
+    Raises:
+        StateLockLostError: If the holder was deposed.
+    """
+    state_ids = [row.state_id for row in rows]
+    states.keep(lock.long_unchanged(state_ids))
+    states.insert_versions([lock.signed(row, operation, run_id) for row in rows])
+    lock.wrote(state_ids)
+
+
+def tombstone(state_id: str) -> StateRow:
+    """What clears a state."""
+    return StateRow(state_id, None, None, 0, is_deleted=True)
+
+
 def _batches(rows: Iterator[StateRow]) -> Iterator[list[StateRow]]:
     for first in rows:
         batch, size = [first], _weight(first)
@@ -288,10 +312,6 @@ def _batches(rows: Iterator[StateRow]) -> Iterator[list[StateRow]]:
 
 def _weight(row: StateRow) -> int:
     return len(row.state_id) + len(row.partial_state or "") + len(row.completed_state or "")
-
-
-def _tombstone(state_id: str) -> StateRow:
-    return StateRow(state_id, None, None, 0, is_deleted=True)
 
 
 def _version_there(row: StateRow | None) -> int | None:

@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import click
 
+from meltano_ch_state.cli.document import part_of
 from meltano_ch_state.cli.target import require_store, target_of
 from meltano_ch_state.errors import AuthenticationError, StateBackendError
 from meltano_ch_state.settings import SCHEMES, Settings, resolve
@@ -144,8 +145,7 @@ def _own(uri: str, target: Settings) -> Iterator[Imported]:
     except AuthenticationError as error:
         raise AuthenticationError(error.reason, _LOGIN_REMEDY) from error
     for row in source.states.stream():
-        parts = (None if part is None else json.loads(part) for part in (row.partial_state, row.completed_state))
-        yield Imported(row.state_id, *parts)
+        yield Imported(row.state_id, part_of(row, row.partial_state), part_of(row, row.completed_state))
 
 
 @contextmanager

@@ -155,8 +155,9 @@ def _of_keeper(code: int, said: str, address: str) -> KeeperConflictError | NoKe
     return None
 
 
-_UPGRADE = f"Upgrade ClickHouse: this package is tested with {OLDEST_TESTED} to {NEWEST_TESTED}"
-_COMPARE = f"See what the tables lack: {CHECK_COMMAND}. If nothing: u{_UPGRADE[1:]}"
+_TESTED = f"this package is tested with {OLDEST_TESTED} to {NEWEST_TESTED}"
+_UPGRADE = f"Upgrade ClickHouse: {_TESTED}"
+_COMPARE = f"See what the tables lack: {CHECK_COMMAND}. If nothing: upgrade ClickHouse: {_TESTED}"
 _CODE_REMEDIES = {
     16: _COMPARE,  # NO_SUCH_COLUMN_IN_TABLE
     46: _UPGRADE,  # UNKNOWN_FUNCTION
