@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Engine
 
+from meltano_ch_state.errors import ConfigurationError
 from meltano_ch_state.keeper import KeeperLocker
 from meltano_ch_state.locker import LockOptions
 from meltano_ch_state.repositories.locks import LockRepository, Rows
@@ -28,7 +29,17 @@ class KeeperRepository(LockRepository):
         options: LockOptions | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Bind the lock tables; nothing is sent yet. See `LockRepository`."""
+        """Bind the lock tables; nothing is sent yet. See `LockRepository`.
+
+        Raises:
+            ConfigurationError: If the engine's driver sends no settings: without Keeper's strict mode a change would
+                not be compare-and-set, and nobody would be kept out.
+        """
+        if engine.driver == "http":
+            raise ConfigurationError(
+                "Locks in Keeper need a driver that sends settings, which clickhouse+http does not",
+                "Use clickhouse+connect or clickhouse+native",
+            )
         super().__init__(engine, schema, table, options=options, clock=clock)
         self.locker = KeeperLocker(_KeeperRows(self), options, clock)
 

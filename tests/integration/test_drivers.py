@@ -15,12 +15,18 @@ from sqlalchemy import URL, Engine, create_engine
 from meltano_ch_state import LockRepository, StateRepository, upgrade
 from meltano_ch_state.errors import (
     AuthenticationError,
+    ConfigurationError,
     PermissionDeniedError,
     SchemaMissingError,
     ServerUnreachableError,
     StateBackendError,
+    StateLockLostError,
 )
+from meltano_ch_state.migrate import Schema
 from meltano_ch_state.protocol import StateRow
+from meltano_ch_state.repositories.keeper import KeeperRepository
+from meltano_ch_state.settings import Names
+from meltano_ch_state.store import State, StateStore
 from tests.rig.endpoint import Endpoint
 from tests.rig.server import ClickHouseServer
 
@@ -62,6 +68,34 @@ def tables(server: Endpoint, schema: str) -> str:
     upgrade(engine, schema)
     engine.dispose()
     return schema
+
+
+@pytest.mark.parametrize("connect", ["connect", "native"], indirect=True)
+def test_locks_in_keeper_know_their_holder_by_each_driver_that_sends_settings(
+    connect: Connect, tables: str, server: Endpoint
+) -> None:
+    engine = connect()
+    schema = Schema(engine, Names(tables), auto_upgrade=False)
+    schema.make_keeper_table()
+    store = StateStore(StateRepository(engine, tables), KeeperRepository(engine, tables).locker, schema)
+    for number in range(3):
+        store.set(State("a", {}, {"n": number}))
+
+    def work_and_be_deposed() -> None:
+        with store.lock("a", "work", counts_when_released=True) as lock:
+            store.set(State("a", {}, {"n": 9}))
+            LockRepository(engine, tables).revoke("a", lock.lock_id, lock.identity)
+
+    with pytest.raises(StateLockLostError):
+        work_and_be_deposed()
+    store.set(State("a", {}, {"n": 4}))
+    assert store.get("a") == State("a", {}, {"n": 4})
+
+
+@pytest.mark.parametrize("connect", ["http"], indirect=True)
+def test_locks_in_keeper_are_refused_by_a_driver_that_sends_no_settings(connect: Connect) -> None:
+    with pytest.raises(ConfigurationError, match=r"which clickhouse\+http does not. Use clickhouse\+connect or"):
+        KeeperRepository(connect())
 
 
 def error_of(call: Callable[[], object], server: Endpoint) -> StateBackendError:
