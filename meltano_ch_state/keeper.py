@@ -9,7 +9,7 @@ It is renewed when half its lease is over, so it costs no statement as a rule (d
 
 Where nobody is told of a write before the lock is released, the release is the check after the write, too: it fails
 unless the row is still the holder's. Whether a failure means that it was deposed, or that an earlier request of the
-same release landed, the row tells, whoever has it by then: it counts those who were deposed.
+same release landed, the row tells, whoever has it by then: it counts its depositions.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ RENEWABLE_GUARD = 0.25
 """One with less than this part left is replaced by a new one."""
 PLACES_AFTER_CONTENTION = 2
 """Who released what others wait for pauses as if so many were before it."""
-DEPOSED = 65_536
-"""Whoever deposes a holder raises the row's sequence by so much; holders by one at a time."""
+GUARDED_FOR = 0.25
+"""A guard that was fresh need not be asked for within this part of its lease."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +50,14 @@ class Cell:
     Attributes:
         lock: Who has the lock, or had it last.
         released: Whether it is free.
-        sequence: How often its holders have changed it, and `DEPOSED` for each of them that was deposed.
+        sequence: How often its holders have changed it.
+        depositions: How many of its holders were deposed.
     """
 
     lock: LiveLock
     released: bool
     sequence: int
-
-    @property
-    def depositions(self) -> int:
-        """How many of its holders were deposed."""
-        return self.sequence // DEPOSED
+    depositions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +117,17 @@ class KeeperLock(Lock):
         self._sequence = 1
         self._guards: dict[str, str] = {}
         self._guarded = Since(clock)
+        self._depositions: dict[str, int] = {}
         self._unchecked = False
 
     def learn_cell(self, cell: Cell, view: View, guard: LiveLock | None, seen: Since) -> None:
-        """Take over the token that the server drew, the sequence, the state, and the guard that has to stay alive."""
+        """Take over what the row has to tell, the state, and the guard that has to stay alive, as seen at a time."""
+        state_id = cell.lock.state_id
         self._sequence = max(self._sequence, cell.sequence)
+        self._depositions[state_id] = cell.depositions
         self.learn(cell.lock, view)
         if guard:
-            self._guards[cell.lock.state_id], self._guarded = guard.lock_id, seen
+            self._guards[state_id], self._guarded = guard.lock_id, seen
 
     def raise_tokens(self, tokens: Mapping[str, int]) -> None:
         """Publish greater tokens; how great the next read tells, or with a single state ID it is this one."""
@@ -152,8 +152,8 @@ class KeeperLock(Lock):
         else:
             self.confirm(state_ids)
 
-    def conclude(self) -> list[str]:
-        """Release it, if that is the check after a write.
+    def check_by_release(self) -> tuple[str, ...]:
+        """Release it, if there was a write that was not checked yet; else leave that to others.
 
         Returns:
             What was released.
@@ -161,13 +161,15 @@ class KeeperLock(Lock):
         Raises:
             StateLockLostError: If it was deposed, or the guard may have been gone, so that others may have been in.
         """
-        ended = [row.state_id for row in self.end()]
-        if not self._unchecked or not ended:
-            return []
+        if not self._unchecked:
+            return ()
+        ended = self.state_ids
         (state_id,) = ended
-        held = self._release_own(state_id) and self._was_guarded(state_id)
+        if self.is_of_another_process or not self._release_own(state_id):
+            raise lost(state_id)
+        guarded = self._was_guarded(state_id)
         self.forget(ended)
-        if not held:
+        if not guarded:
             raise lost(state_id)
         return ended
 
@@ -197,10 +199,9 @@ class KeeperLock(Lock):
         Raises:
             StateLockLostError: If it was deposed.
         """
-        guards, now = tuple(self._guards.items()), Since(self._clock)
+        guards = tuple(self._guards.items())
         self._keeper.insert([guard_row(state_id, guard, self.lease_seconds) for state_id, guard in guards])
         self.confirm()
-        self._guarded = now
 
     def forget(self, state_ids: Iterable[str]) -> None:
         """Forget the state IDs that are released."""
@@ -208,26 +209,28 @@ class KeeperLock(Lock):
         super().forget(ended)
         for state_id in ended:
             self._guards.pop(state_id, None)
+            self._depositions.pop(state_id, None)
 
     def _release_own(self, state_id: str) -> bool:
         """Release what is held, and tell whether it was held until then."""
-        for attempt in range(READS):
+        for attempt in range(LOOKS):
             if attempt:
-                self._clock.sleep(SHORTEST_PAUSE_SECONDS)
+                self._clock.sleep(SHORTEST_PAUSE_SECONDS * 2**attempt)
             if self._keeper.release_own(self.lock_id, state_id):
                 return True
             cell = self._keeper.look([state_id])[state_id].cell
             old = cell is None or cell.lock.token < (self._rows[state_id].token or 0)
             if cell and not old and not _is_held_by(cell, self.lock_id):
-                return cell.depositions == self._sequence // DEPOSED  # an earlier request released it
+                return cell.depositions == self._depositions[state_id]  # an earlier request released it
         return False
 
     def _was_guarded(self, state_id: str) -> bool:
         """Whether those who lock by inserts were kept out until now.
 
-        The guard had half its lease left when the lock was got, or renewed; it need be asked for only after a while.
+        The guard had half its lease left when it was seen. Its renewals since do not count here: who saw it end before
+        that may be about to revoke it.
         """
-        if self._guarded.seconds < self.lease_seconds * RENEWABLE_GUARD:
+        if self._guarded.seconds < self.lease_seconds * GUARDED_FOR:
             return True
         return bool(self._store.alive([state_id], [self._guards[state_id]]))
 
@@ -286,7 +289,7 @@ class KeeperLocker(BaseLocker):
             decided = True
             with self._holding(lock, turn.wait):
                 yield lock
-            self._remember_own(lock, lock.conclude())
+            self._remember_own(lock, lock.check_by_release())
         finally:
             self._bury(lock, turn, decided)
 
@@ -441,9 +444,11 @@ class KeeperLocker(BaseLocker):
         """
         seen = {state_id: cell.lock.lock_id for state_id, cell in silent.items()}
         seen |= {state_id: self._seen.pop(state_id) for state_id in state_ids if state_id in self._seen}
-        if absent := [row for row in lock.end() if row.state_id not in seen]:
-            self._keeper.create(absent)
-        self._keeper.cancel(lock.lock_id, state_ids, seen, tuple(silent.values()), str(uuid.uuid4()))
+        try:
+            if absent := [row for row in lock.end() if row.state_id not in seen]:
+                self._keeper.create(absent)
+        finally:
+            self._keeper.cancel(lock.lock_id, state_ids, seen, tuple(silent.values()), str(uuid.uuid4()))
 
 
 @dataclass(slots=True)

@@ -107,6 +107,11 @@ class Lock:
         """Its birth, in microseconds; None as long as nobody read it."""
         return min((row.born for row in self._rows.values() if row.born is not None), default=None)
 
+    @property
+    def is_of_another_process(self) -> bool:
+        """Whether this is a forked child, which holds nothing."""
+        return os.getpid() != self._pid
+
     def learn(self, own: LiveLock, view: View | None = None) -> None:
         """Take over the token and the birth that the server drew, and what this read saw of the state.
 
@@ -138,7 +143,7 @@ class Lock:
         Raises:
             StateLockLostError: If this holder was deposed.
         """
-        if self._lost or os.getpid() != self._pid:
+        if self._lost or self.is_of_another_process:
             raise lost(state_id)
         written = self._writes.get(state_id, 0)
         if written >= TOKEN_STEP:  # the next holder's versions begin there
@@ -202,7 +207,7 @@ class Lock:
 
         A tombstone's token is the last version that was written: so the next holder sees whether a state is current.
         """
-        if os.getpid() != self._pid:
+        if self.is_of_another_process:
             return []
         ended = self.state_ids if state_ids is None else [i for i in state_ids if i in self._rows]
         return [next_row(self._rows[state_id], released=True, token=self._last_version(state_id)) for state_id in ended]
@@ -247,8 +252,11 @@ def locked(before: Mapping[str, Sequence[LiveLock]], now: int) -> StateLockedErr
     first = next(iter(before[held_first[0]]), None)
     if first is None:
         return _named_error(held_first, "wanted by others all the time")
-    unlock = f"meltano-ch-state unlock {shlex.quote(first.state_id)} --lock-id {first.lock_id}"
-    error = _named_error(held_first, f"locked by {describe(first, now)}", unlock, GUARDED if first.is_guard else "")
+    if first.is_guard:  # it cannot be unlocked: holders rely on it
+        unlock, remedy = "", GUARDED
+    else:
+        unlock, remedy = f"meltano-ch-state unlock {shlex.quote(first.state_id)} --lock-id {first.lock_id}", ""
+    error = _named_error(held_first, f"locked by {describe(first, now)}", unlock, remedy)
     error.holder, error.operation, error.lock_id = first.identity.holder, first.identity.operation, first.lock_id
     error.age_seconds, error.lease_seconds_left = first.age_seconds(now), first.lease_seconds_left(now)
     return error

@@ -155,7 +155,8 @@ class BaseLocker(ABC):
         """Revoke locks by a tombstone each. Whether that was in time, the next read tells."""
         for lock in abandoned:
             tell_of_take_over(lock, views[lock.state_id].now)
-        self._store.insert([tombstone_of(lock, identify("take over")) for lock in abandoned])
+        by = identify("take over")
+        self._store.insert([tombstone_of(lock, by, views[lock.state_id].now) for lock in abandoned])
 
     def _is_over(self, lock: LiveLock, now: int, dead: Collection[str], wait: Wait) -> bool:
         """Whether a lock or a place may be taken for given up.

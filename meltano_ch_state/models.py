@@ -238,12 +238,16 @@ def build(names: Names, history_days: int = HISTORY_DAYS) -> Models:
 
 @cache
 def _keeper_lock(names: Names) -> Table:
-    """One row per state ID, with the columns of the lock table but for the queue, which it has not, and the birth."""
+    """One row per state ID, with the columns of the lock table but for the queue, which it has not, and the birth.
+
+    `depositions` counts the holders that were deposed.
+    """
     columns = (column for column in build(names).state_lock.columns if column.name not in {"waiting", "born"})
     return Table(
         names.keeper_table,
         MetaData(schema=names.schema),
         *(Column(column.name, column.type, nullable=False) for column in columns),
+        Column("depositions", types.UInt32, nullable=False),
     )
 
 

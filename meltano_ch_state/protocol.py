@@ -183,9 +183,14 @@ def decide(view: View, lock_id: str) -> Verdict:
     return Verdict.HELD if own.token >= view.greatest(lock_id) + TOKEN_STEP else Verdict.BUMP
 
 
-def tombstone_of(lock: LiveLock, by: Identity) -> LockRow:
-    """The row that ends a lock for ever; it repeats the token that was read."""
-    return LockRow(lock.state_id, lock.lock_id, True, lock.waiting, lock.token, lock.born, lock.lease_seconds, 0, by)
+def tombstone_of(lock: LiveLock, by: Identity, now: int = 0) -> LockRow:
+    """The row that ends a lock for ever.
+
+    It repeats the token that was read. A guard stands for others whose tokens are not to be seen; none is greater than
+    the server's time `now`, in microseconds, when the guard was found to be over.
+    """
+    token = max(lock.token, now) if lock.is_guard else lock.token
+    return LockRow(lock.state_id, lock.lock_id, True, lock.waiting, token, lock.born, lock.lease_seconds, 0, by)
 
 
 def next_row(row: LockRow, **changes: object) -> LockRow:

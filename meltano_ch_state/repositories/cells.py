@@ -15,11 +15,12 @@ from sqlalchemy import Engine, Table, TextClause, bindparam, func, select, text
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random
 
 from meltano_ch_state.errors import KeeperConflictError
-from meltano_ch_state.keeper import DEPOSED, Cell
+from meltano_ch_state.keeper import Cell
 from meltano_ch_state.models import MICROSECONDS, build
 from meltano_ch_state.process import Identity
 from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow
 from meltano_ch_state.repositories.base import Repository
+from meltano_ch_state.repositories.faults import NOT_HELD
 from meltano_ch_state.repositories.parts import parts
 from meltano_ch_state.settings import Names
 
@@ -114,7 +115,10 @@ class CellRepository(Repository):
             self._change("released = 1", _OWN, part, {"lock_id": lock_id})
 
     def release_own(self, lock_id: str, state_id: str) -> bool:
-        """Release what a lock_id holds; False when it does not, or somebody else was faster."""
+        """Release what a lock_id holds; False when it does not, or somebody else was faster.
+
+        True also where there is no row at all: none is ever deleted, unless somebody drops the table.
+        """
         try:
             self._send_change(_RELEASED_OWN, "", [state_id], {"lock_id": lock_id})
         except KeeperConflictError:
@@ -123,7 +127,7 @@ class CellRepository(Repository):
 
     def depose(self, lock_id: str, state_id: str) -> None:
         """Release what somebody else holds."""
-        self._change(f"released = 1, sequence = sequence + {DEPOSED}", _OWN, [state_id], {"lock_id": lock_id})
+        self._change("released = 1, depositions = depositions + 1", _OWN, [state_id], {"lock_id": lock_id})
 
     def cancel(
         self, lock_id: str, state_ids: Collection[str], seen: Mapping[str, str], silent: Collection[Cell], burnt: str
@@ -176,7 +180,7 @@ _TAKEN = (
     f" locked_at = {_NOW}"
 )
 """The token is computed from the row that is changed: one that was read earlier may be old (tests/model)."""
-_TAKEN_OVER = f", sequence = sequence + if(released = 1, 0, {DEPOSED})"
+_TAKEN_OVER = ", depositions = depositions + if(released = 1, 0, 1)"
 _DETAILS = (
     ", lease_seconds = :lease_seconds, holder = :holder, process = :process, operation = :operation, version = :version"
 )
@@ -184,10 +188,8 @@ _FREE = "lock_id IN :seen AND released = 1"
 _FREE_OR_SILENT = "lock_id IN :seen AND (released = 1 OR concat(lock_id, '/', toString(sequence)) IN :silent)"
 _OWN = "lock_id = :lock_id AND released = 0"
 _OWN_OR_FREE = f"(lock_id = :lock_id OR ({_FREE_OR_SILENT}))"
-_CANCELLED = (
-    f"released = 1, lock_id = :burnt, sequence = sequence + if(released = 1 OR lock_id = :lock_id, 0, {DEPOSED})"
-)
-_RELEASED_OWN = "released = 1 + throwIf(lock_id != :lock_id OR released = 1, 'not held')"
+_CANCELLED = "released = 1, lock_id = :burnt, depositions = depositions + if(released = 1 OR lock_id = :lock_id, 0, 1)"
+_RELEASED_OWN = f"released = 1 + throwIf(lock_id != :lock_id OR released = 1, '{NOT_HELD}')"
 """An UPDATE does not tell whether its condition met a row; an expression that fails does."""
 _TOUCHED = f"locked_at = {_NOW}, sequence = greatest(sequence, toUInt32(:sequence))"
 _RAISED = "token = greatest(token, fromUnixTimestamp64Micro(toInt64(:token)))"
@@ -207,14 +209,18 @@ def _id_of(item: str | LockRow) -> str:
 
 
 def cell_rows(cell: Any) -> Any:
-    """The rows in the shape of ordinary lock rows; `waiting` is the sequence, `over` one of two other numbers."""
+    """The rows in the shape of ordinary lock rows.
+
+    `waiting` is the sequence, `over` one of two other numbers, and before the version there is how many were deposed.
+    """
     return select(
         cell.state_id,
         cell.lock_id,
         (cell.released + LIVE_CELL).label("over"),
         *(func.toUnixTimestamp64Micro(cell[name]).label(label) for label, name in _TIMES.items()),
         cell.sequence.label("any_waiting"),
-        *(cell[name].label(f"any_{name}") for name in ("lease_seconds", "holder", "process", "operation", "version")),
+        *(cell[name].label(f"any_{name}") for name in ("lease_seconds", "holder", "process", "operation")),
+        func.concat(func.toString(cell.depositions), "/", cell.version).label("any_version"),
         func.toUnixTimestamp64Micro(func.now64(MICROSECONDS)).label("now"),
     )
 
@@ -235,8 +241,11 @@ def make_cell(  # noqa: PLR0917 - the columns of a row, in their order
     *details: Any,
 ) -> Cell:
     """A row of `cell_rows`."""
-    lock = LiveLock(state_id, lock_id, token, born, locked_at, lease, Identity(*details[:-1]))
-    return Cell(lock, over != LIVE_CELL, sequence)
+    holder, process, operation, told, _now = details
+    depositions, _, version = told.partition("/")
+    identity = Identity(holder, process, operation, version)
+    lock = LiveLock(state_id, lock_id, token, born, locked_at, lease, identity)
+    return Cell(lock, over != LIVE_CELL, sequence, int(depositions))
 
 
 def values_of(row: LockRow) -> dict[str, object]:

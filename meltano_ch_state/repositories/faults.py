@@ -29,7 +29,9 @@ UNKNOWN_TABLE = 60
 UNKNOWN_DATABASE = 81
 READONLY = 164
 ACCESS_DENIED = 497
-NOT_AS_EXPECTED = 395  # throwIf
+THROWN = 395  # by throwIf
+NOT_HELD = "the row in Keeper is not held"
+"""What such a statement of this package throws."""
 INVALID_STATE = 668
 KEEPER_EXCEPTION = 999
 BUSY_CODES = {
@@ -147,10 +149,10 @@ def _of_keeper(code: int, said: str, address: str) -> KeeperConflictError | NoKe
     if code == INVALID_STATE and "Keeper" in said:
         return NoKeeperError(
             f"The Keeper of ClickHouse at {address} has lost the lock table, as one in memory does at a restart",
-            "DROP the table whose name ends in _keeper_lock: it is made anew by the next run, or by "
-            f"{KEEPER_COMMAND}; or set lock_mode to insert",
+            "While no client is at work, DROP the table whose name ends in _keeper_lock: it is made anew by the next "
+            f"run, or by {KEEPER_COMMAND}; or set lock_mode to insert",
         )
-    if code == NOT_AS_EXPECTED or (code == KEEPER_EXCEPTION and _CONFLICTS.search(said)):
+    if (code == THROWN and NOT_HELD in said) or (code == KEEPER_EXCEPTION and _CONFLICTS.search(said)):
         return KeeperConflictError(f"Another client of ClickHouse at {address} was faster")
     return None
 

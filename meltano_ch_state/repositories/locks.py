@@ -162,15 +162,14 @@ class LockRepository(TableRepository):
         lock, in_keeper = self._find(state_id, lock_id)
         if in_keeper:
             self.cells.depose(lock_id, state_id)
-            return lock
-        if lock.is_guard and (cell := self._cells_there([state_id]).get(state_id)):
-            self.cells.depose(cell.lock.lock_id, state_id)  # it relies on its guard
-        self.insert_rows([tombstone_of(lock, by)])
+        else:
+            self.insert_rows([tombstone_of(lock, by)])
         return lock
 
     def _find(self, state_id: str, lock_id: str) -> tuple[LiveLock, bool]:
         """A lock, and whether it is one in Keeper."""
-        if lock := self.read_views([state_id])[state_id].own(lock_id):
+        lock = self.read_views([state_id])[state_id].own(lock_id)
+        if lock and not lock.is_guard:
             return lock, False
         cell = self._cells_there([state_id]).get(state_id)
         if cell and cell.lock.lock_id == lock_id and not cell.released:

@@ -158,19 +158,12 @@ def test_who_is_deposed_and_followed_by_others_after_its_write_is_told(
     add_one(other)
 
 
-def test_a_guard_that_was_ended_by_hand_ends_the_lock_that_relies_on_it(
-    manager: Manager, server: Endpoint, schema: str
-) -> None:
-    def end_guard() -> None:
-        guard = server.execute(f"SELECT lock_id FROM {schema}.state_lock FINAL WHERE operation = 'keeper'")
-        arguments = ["unlock", STATE_ID, "--lock-id", guard, "--yes", "--uri", f"{server.url()}?schema={schema}"]
-        done = CliRunner().invoke(main, arguments)
-        assert done.exit_code == 0, done.output
-
-    after_the_write(manager, end_guard)
-    with pytest.raises(StateLockLostError):
-        write(manager, 9)
-    add_one(manager)
+def test_a_guard_cannot_be_unlocked_as_holders_rely_on_it(manager: Manager, server: Endpoint, schema: str) -> None:
+    guard = server.execute(f"SELECT lock_id FROM {schema}.state_lock FINAL WHERE operation = 'keeper'")
+    arguments = ["unlock", STATE_ID, "--lock-id", guard, "--yes", "--uri", f"{server.url()}?schema={schema}"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert "has no live lock with lock_id" in done.output
 
 
 def test_who_is_slow_asks_whether_the_guard_was_there_all_the_time(

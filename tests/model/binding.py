@@ -16,7 +16,7 @@ import logging
 import random
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from greenlet import greenlet  # type: ignore[import-untyped]
 from meltano_ch_state import keeper as keeper_module
 from meltano_ch_state import lock as lock_module
 from meltano_ch_state import locker as locker_module
-from meltano_ch_state.errors import LockError, ServerUnreachableError, StateLockedError
+from meltano_ch_state.errors import LockError, ServerUnreachableError, StateLockedError, StateLockLostError
 from meltano_ch_state.keeper import Cell, KeeperLocker
 from meltano_ch_state.lock import Lock
 from meltano_ch_state.locker import Locker, LockOptions
@@ -51,14 +51,18 @@ FAULTS_OF_WRITES = ("crash", "crash after", "fails", "lost", "late", "twice", "b
 FAULTS_OF_READS = ("crash", "fails")
 REPEATED = "again"
 """The answer is lost, and the call made again, where its answer tells something."""
+STALE = "an old answer"
+"""A look sees the rows in Keeper as they were before the last change."""
 JUMP = "the lease is over"
 
 Operation = tuple[str, tuple[str, ...]]
-"""What to do (`update`, `checked_update`, `set`, `clear`, `set_all`), and with which state IDs."""
+"""What to do (`update`, `checked_update`, `renewed_update`, `set`, ...), and with which state IDs."""
 
 UPDATE: Operation = ("update", ("1",))
 CHECKED_UPDATE: Operation = ("checked_update", ("1",))
 """Its write counts before its lock is released."""
+RENEWED_UPDATE: Operation = ("renewed_update", ("1",))
+"""Its lock is renewed after the write."""
 SET: Operation = ("set", ("1",))
 CLEAR: Operation = ("clear", ("1",))
 SET_ALL: Operation = ("set_all", ("1", "2"))
@@ -71,8 +75,8 @@ class Setup:
 
     Attributes:
         scripts: The operations of each client, one after the other.
-        faults: What may befall calls: of `FAULTS_OF_WRITES`, `REPEATED`, and `JUMP`, by which every lease is over at
-            any time.
+        faults: What may befall calls: of `FAULTS_OF_WRITES`, `REPEATED`, `STALE`, and `JUMP`, by which every lease is
+            over at any time.
         most_faults: How many of them there are in one run at most.
         tick: How far the server's clock moves with each insert, in microseconds; 0: all ties.
         same_host: Whether others see at once that a process is dead.
@@ -171,6 +175,7 @@ class Client:
         self.name = name
         self.doing = "starts"
         self.writing = self.ending = self.repeating = self.crashed = False
+        self.stale: Callable[[], Any] | None = None
         self.past: Hashable = name
         self.call: Call
         self.order: dict[str, int] = {}
@@ -218,6 +223,7 @@ class Client:
         writing: bool = False,
         ending: bool = False,
         repeating: bool = False,
+        stale: Callable[[], Any] | None = None,
     ) -> Any:
         """Let the scheduler decide when, and what befalls the call."""
         if self.crashed and writing:  # on its way out it releases what it held: that is never sent
@@ -225,6 +231,7 @@ class Client:
         if self.crashed:
             raise CrashedError
         self.doing, self.writing, self.ending, self.repeating = doing, writing, ending, repeating
+        self.stale = stale
         fault = self._fiber.parent.switch()
         self.seen = None
         self._world.current = self
@@ -262,6 +269,14 @@ class Client:
 
     def _checked_update(self, label: str, state_id: str) -> None:
         self._update(label, state_id, counts_when_released=False)
+
+    def _renewed_update(self, label: str, state_id: str) -> None:
+        with self._store.lock(state_id, "update", counts_when_released=True) as lock:
+            state = self._store.get(state_id)
+            labels = state.completed_state["by"] if state else []
+            self._store.set(_state(state_id, *labels, label))
+            with suppress(StateLockLostError, ServerUnreachableError):  # as the renewal thread
+                lock.renew()
 
     def _set(self, label: str, state_id: str) -> None:
         self._store.set(_state(state_id, label))
@@ -348,6 +363,7 @@ class World:
             self.database.states["1"] = StateRow("1", None, '{"by": []}', START - 1_000_000)
         self.locks = setup.locks(self.database)
         self.changes = 0
+        self.earlier: dict[str, Cell] = {}
         self.faults = setup.most_faults
         self.jumped = False
         self.idle = 0
@@ -395,8 +411,8 @@ class World:
 
     def _faults_of(self, client: Client) -> Iterator[str]:
         possible = FAULTS_OF_WRITES if client.writing else FAULTS_OF_READS
-        repeated = (REPEATED,) if client.repeating else ()
-        return (fault for fault in (*possible, *repeated) if fault in self.setup.faults)
+        also = (*[REPEATED] * client.repeating, *[STALE] * bool(client.stale))
+        return (fault for fault in (*possible, *also) if fault in self.setup.faults)
 
     def act(self, action: Action) -> None:
         """Let it happen."""
@@ -425,7 +441,11 @@ class World:
     def _land(self, act: Callable[[], Any]) -> Any:
         self.changes += 1
         self.clock += self.setup.tick
-        return act()
+        before = dict(self.cells)
+        answer = act()
+        if before != self.cells:
+            self.earlier = before
+        return answer
 
     def perform(self, client: Client, fault: str, act: Callable[[], Any]) -> Any:
         """Make a client's call, with what befalls it."""
@@ -437,6 +457,8 @@ class World:
             self.leaves_rows.add(client)
         if fault in {"crash", "fails", "late"}:
             return self._break_off(client, fault)
+        if fault == STALE and client.stale:
+            return client.stale()
         answer = self._land(act) if client.writing else act()
         if fault == REPEATED:
             return SENT_AGAIN
@@ -475,6 +497,7 @@ class World:
             self.jumped,
             frozenset(self.database.locks.items()),
             frozenset(self.cells.items()),
+            frozenset(self.earlier.items()) if STALE in self.setup.faults else None,
             frozenset(self.database.states.items()),
             frozenset((write.state_id, write.version, write.label) for write in self.writes),
             tuple(self.holds),
@@ -490,6 +513,7 @@ class World:
             self._versions_rise_in_the_order_of_holders,
             self._nothing_returns_that_was_replaced,
             self._no_row_is_left,
+            self._nobody_is_told_of_a_loss_for_nothing,
             self._all_is_done,
         ):
             if not promise():
@@ -534,6 +558,10 @@ class World:
         owners = {lock.identity.holder for view in views.values() for lock in (*view.unguarded(), *view.queue)}
         owners |= {cell.lock.identity.holder for cell in self.cells.values() if not cell.released}
         return owners <= {client.name for client in self.leaves_rows}
+
+    def _nobody_is_told_of_a_loss_for_nothing(self) -> bool:
+        """A lock is lost only where a lease was over."""
+        return self.jumped or not any("was lost" in told for told in self.failed)
 
     def _all_is_done(self) -> bool:
         """Where nothing fails, every call is acknowledged."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meltano_ch_state.keeper import DEPOSED, Cell, KeeperView
+from meltano_ch_state.keeper import Cell, KeeperView
 from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks
 
@@ -37,8 +37,8 @@ class MemoryKeeper(MemoryLocks):
             cell = self.cells.get(row.state_id)
             if cell and self.is_free(cell, seen, silent):
                 token = max(self.now(), cell.lock.token + TOKEN_STEP)
-                sequence = cell.sequence + (0 if cell.released else DEPOSED)
-                self.cells[row.state_id] = Cell(self._lock(row, token), False, sequence)
+                depositions = cell.depositions + (not cell.released)
+                self.cells[row.state_id] = Cell(self._lock(row, token), False, cell.sequence, depositions)
 
     def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
         self.take(rows, seen, ())
@@ -51,14 +51,14 @@ class MemoryKeeper(MemoryLocks):
     def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
         for cell in self._own(lock_id, state_ids):
             lock = replace(cell.lock, token=max(cell.lock.token, token), locked_at=self.now())
-            self.cells[lock.state_id] = Cell(lock, False, max(cell.sequence, sequence))
+            self.cells[lock.state_id] = replace(cell, lock=lock, sequence=max(cell.sequence, sequence))
 
     def release(self, lock_id: str, state_ids: Collection[str]) -> None:
         for cell in self._own(lock_id, state_ids):
             self.cells[cell.lock.state_id] = replace(cell, released=True)
 
     def release_own(self, lock_id: str, state_id: str) -> bool:
-        held = bool(self._own(lock_id, [state_id]))
+        held = state_id not in self.cells or bool(self._own(lock_id, [state_id]))
         self.release(lock_id, [state_id])
         return held
 
@@ -68,9 +68,9 @@ class MemoryKeeper(MemoryLocks):
         for state_id in state_ids:
             cell = self.cells.get(state_id)
             if cell and (cell.lock.lock_id == lock_id or self.is_free(cell, seen, silent)):
-                ended = cell.released or cell.lock.lock_id == lock_id
-                sequence = cell.sequence + (0 if ended else DEPOSED)
-                self.cells[state_id] = Cell(replace(cell.lock, lock_id=burnt), True, sequence)
+                depositions = cell.depositions + (not cell.released and cell.lock.lock_id != lock_id)
+                lock = replace(cell.lock, lock_id=burnt)
+                self.cells[state_id] = Cell(lock, True, cell.sequence, depositions)
 
     def sequences(self, lock_id: str, guards: Mapping[str, str]) -> Mapping[str, int]:
         own = self._own(lock_id, guards)
@@ -112,10 +112,8 @@ class CountsNoDepositions(MemoryKeeper):
     """Mistake: a row does not tell that a holder of it was deposed."""
 
     def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
-        before = {state_id: cell.sequence for state_id, cell in self.cells.items()}
         super().take(rows, seen, silent)
-        for state_id, sequence in before.items():
-            self.cells[state_id] = replace(self.cells[state_id], sequence=sequence)
+        self.cells = {state_id: replace(cell, depositions=0) for state_id, cell in self.cells.items()}
 
 
 class LateTakes(MemoryKeeper):
@@ -137,7 +135,13 @@ class SteppedKeeper:
         self.now, self.settle_seconds = rows.now, rows.settle_seconds
 
     def look(self, state_ids: Collection[str]) -> Mapping[str, KeeperView]:
-        return self._read("looks", "look", tuple(state_ids))  # type: ignore[no-any-return]
+        asked = tuple(state_ids)
+
+        def look_back() -> Mapping[str, KeeperView]:
+            earlier = self._world.earlier
+            return {i: replace(view, cell=earlier.get(i)) for i, view in self._world.locks.look(asked).items()}  # type: ignore[attr-defined]
+
+        return self._client.stop("looks", self._call("look", asked), stale=look_back)  # type: ignore[no-any-return]
 
     def sequences(self, lock_id: str, guards: Mapping[str, str]) -> Mapping[str, int]:
         return self._read(f"asks whether {lock_id} is alive", "sequences", lock_id, dict(guards))  # type: ignore[no-any-return]

@@ -7,10 +7,12 @@ from tests.model.binding import (
     CLEAR,
     FAULTS_OF_WRITES,
     JUMP,
+    RENEWED_UPDATE,
     REPEATED,
     SET,
     SET_ALL,
     SET_ALL_BACKWARDS,
+    STALE,
     UPDATE,
     Setup,
     assert_all_is_well,
@@ -28,7 +30,8 @@ from tests.model.keeper_memory import (
 )
 
 EVERYBODY = range(6)
-ALL_FAULTS = (*FAULTS_OF_WRITES, REPEATED, JUMP)
+ALL_FAULTS = (*FAULTS_OF_WRITES, REPEATED, STALE, JUMP)
+OTHER_UPDATE, OTHER_SET = ("update", ("2",)), ("set", ("2",))
 
 
 def keeper(*scripts: object, **options: object) -> Setup:
@@ -44,8 +47,14 @@ def test_two_clients_with_a_lost_answer_in_every_order() -> None:
 
 
 def test_clients_that_are_deposed_while_answers_are_lost_at_random() -> None:
-    setup = keeper([UPDATE, UPDATE], [UPDATE], [SET], faults=[REPEATED, JUMP, "lost"], most_faults=4)
+    setup = keeper([UPDATE, RENEWED_UPDATE], [UPDATE], [SET], faults=[REPEATED, STALE, JUMP, "lost"], most_faults=4)
     assert_all_is_well(sample(setup, 1_000, 5), complete=1_000, states=900)
+
+
+def test_bulk_calls_of_clients_that_are_deposed_at_random() -> None:
+    setup = keeper([SET_ALL, UPDATE], [SET_ALL_BACKWARDS, OTHER_UPDATE], [OTHER_SET, UPDATE],
+                   faults=[REPEATED, JUMP, "lost"], most_faults=4)  # fmt: skip
+    assert_all_is_well(sample(setup, 800, 6), complete=800, states=700)
 
 
 def test_three_clients_with_two_faults_at_random() -> None:
@@ -67,11 +76,17 @@ def test_clients_of_both_modes_with_faults_at_random() -> None:
     assert_all_is_well(sample(setup, 600, 3), complete=600, states=400)
 
 
+def test_clients_of_both_modes_that_are_deposed_at_random() -> None:
+    setup = keeper([UPDATE, RENEWED_UPDATE], [UPDATE], [UPDATE, SET], faults=(REPEATED, "lost", JUMP), most_faults=3,
+                   keeper=[0, 2])  # fmt: skip
+    assert_all_is_well(sample(setup, 800, 7), complete=800, states=700)
+
+
 def test_taking_what_is_held_is_caught() -> None:
     assert_caught(
         sample(keeper([UPDATE, UPDATE], [UPDATE, UPDATE], locks=TakesWhatIsHeld), 500, 4),
         "one holder at once",
-        "all is done",
+        "nobody is told of a loss for nothing",
     )
 
 
