@@ -22,6 +22,7 @@ from tests.rig.server import ClickHouseServer
 from tests.rig.users import SCHEMA_PREFIX
 from tests.rig.zookeeper import ZooKeeper
 from tests.support.processes import Worker, start
+from tests.support.soaking import assert_nothing_was_lost
 from tests.support.worker import STATE_ID, count
 
 Manager = ClickhouseStateStoreManager
@@ -211,3 +212,8 @@ def test_without_its_zookeeper_a_lock_is_a_clear_error(
         write(manager, 2)
     assert "\n" not in str(caught.value)
     assert count(manager) == 1
+
+
+@pytest.mark.timeout(240)
+def test_some_seconds_of_faults_with_locks_in_a_zookeeper_lose_nothing() -> None:
+    assert_nothing_was_lost("15", "4", "--keeper")
