@@ -4,12 +4,13 @@ A row is made by a strict insert and never deleted. It is taken by a change that
 has the lock_id that was seen last; lock_ids are never used twice, so no late repetition hits anything. A change does
 not tell whether it hit: a read after it does, when it shows what only this change can have written.
 
-The guard keeps out those who lock by inserts: a live row in the ordinary lock table, shared by all who lock in Keeper.
-It is renewed when half its lease is over, so it costs no statement as a rule (docs/decisions/0006).
+The guard keeps out those who lock by inserts: a live row in the ordinary lock table, shared by all who lock in Keeper
+with the same lease. It is renewed when half its lease is over, so as a rule it costs no statement (decision 0006).
 
 Where nobody is told of a write before the lock is released, the release is the check after the write, too: it fails
 unless the row is still the holder's. Whether a failure means that it was deposed, or that an earlier request of the
-same release landed, the row tells, whoever has it by then: it counts its depositions.
+same release landed, the row tells, whoever has it by then: it counts its depositions. If a successor was deposed since,
+one is told of a loss that was none.
 """
 
 from __future__ import annotations
@@ -492,9 +493,13 @@ def guard_row(state_id: str, lock_id: str, lease_seconds: float) -> LockRow:
 
 
 def _fresh_guards(rows: View, lease_seconds: float, part: float = FRESH_GUARD) -> list[LiveLock]:
-    """The guards that have more than a part of the lease left, so that they outlast the next renewal of a lock."""
+    """The guards that have more than a part of the lease left, so that they outlast the next renewal of a lock.
+
+    Those with another lease do not count: who renews such a one, if only late, may leave it less than is seen here.
+    """
     needed = lease_seconds * part
-    return [guard for guard in rows.guards() if guard.lease_seconds_left(rows.now) >= needed]
+    alike = (guard for guard in rows.guards() if guard.lease_seconds == lease_seconds)
+    return [guard for guard in alike if guard.lease_seconds_left(rows.now) >= needed]
 
 
 def _details(row: LockRow) -> tuple[float, Identity]:

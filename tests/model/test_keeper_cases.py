@@ -102,8 +102,9 @@ class World:
         self.states = States(self.database)
         self.paused: list[Held] = []
 
-    def in_keeper(self, timeout_seconds: float = 3.0) -> StateStore:
-        locker = KeeperLocker(self.keeper, self._options(timeout_seconds), self.time.clock())
+    def in_keeper(self, timeout_seconds: float = 3.0, lease_seconds: float = LEASE_SECONDS) -> StateStore:
+        options = replace(self._options(timeout_seconds), lease_seconds=lease_seconds)
+        locker = KeeperLocker(self.keeper, options, self.time.clock())
         return StateStore(self.states, locker, MemorySchema())
 
     def by_inserts(self, timeout_seconds: float = 3.0) -> StateStore:
@@ -289,6 +290,21 @@ def test_a_forked_child_is_told_that_its_parents_write_is_not_its_own(world: Wor
     held.lock._pid = -1
     with pytest.raises(StateLockLostError):
         held.release()
+
+
+def test_a_late_renewal_by_a_holder_with_a_shorter_lease_does_not_shorten_the_guard_of_another(world: World) -> None:
+    world.in_keeper().set(state("1", "old"))
+    short = Held(world.in_keeper(lease_seconds=1.0), "1")
+    world.time.seconds += 1.1
+    held = Held(world.in_keeper(), "1")
+    with pytest.raises(StateLockLostError):
+        short.lock.renew()
+    world.time.seconds += 1.1
+    with pytest.raises(StateLockedError):
+        world.by_inserts(timeout_seconds=0.5).set(state("1", "b"))
+    held.write("a")
+    held.release()
+    assert labels(held.store, "1") == ["old", "a"]
 
 
 def test_a_guard_is_not_unlocked_by_hand_so_the_error_names_no_command(world: World) -> None:
