@@ -513,8 +513,8 @@ class World:
             self._versions_rise_in_the_order_of_holders,
             self._nothing_returns_that_was_replaced,
             self._no_row_is_left,
-            self._nobody_is_told_of_a_loss_for_nothing,
             self._all_is_done,
+            self._nobody_is_told_of_a_loss_for_nothing,
         ):
             if not promise():
                 raise ViolationError(promise.__name__.strip("_").replace("_", " "))

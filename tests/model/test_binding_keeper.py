@@ -86,7 +86,7 @@ def test_taking_what_is_held_is_caught() -> None:
     assert_caught(
         sample(keeper([UPDATE, UPDATE], [UPDATE, UPDATE], locks=TakesWhatIsHeld), 500, 4),
         "one holder at once",
-        "nobody is told of a loss for nothing",
+        "all is done",
     )
 
 

@@ -34,6 +34,7 @@ FAULTS = (delayed(0.5), doubled, late(1.0), lost, refused, unanswered)
 GROWTH = "memory grown at most, bytes"
 MOST_GROWTH_BYTES = 64_000_000
 SHOWN_LOSSES = 5
+CLOSED_SECONDS = 15.0
 AROUND = """
 WITH concat(ifNull(completed_state, ''), ifNull(partial_state, '')) AS labels,
     (SELECT min(updated_at) FROM meltano.state_history WHERE position(labels, '"{label}"') > 0) AS written,
@@ -123,8 +124,6 @@ def report(soak: Soak, server: ClickHouseServer, lock_mode: str) -> dict[str, in
     seen = Counter[str]()
     for each in told:
         seen.update({name: number for name, number in each.items() if name != "grown_bytes"})
-    time.sleep(1)
-    connections = int(server.execute("SELECT value FROM system.metrics WHERE metric = 'HTTPConnection'"))
     return {
         "updates acknowledged": len(done),
         "updates that failed or were cut off": len(tried - done),
@@ -136,8 +135,18 @@ def report(soak: Soak, server: ClickHouseServer, lock_mode: str) -> dict[str, in
         "UPDATES FROM NOWHERE": len(set(labels) - tried),
         "OVERLAPS": seen["overlaps"],
         "LEFTOVER LIVE ROWS": sum(int(server.execute(query)) for query in (LIVE, *[HELD] * (lock_mode == KEEPER))),
-        "LEFTOVER CONNECTIONS": max(0, connections - 1),  # one is this query's
+        "LEFTOVER CONNECTIONS": leftover_connections(server),
     }
+
+
+def leftover_connections(server: Endpoint) -> int:
+    """How many connections stay beside the one that asks; the server takes a while to see that others are closed."""
+    until = time.monotonic() + CLOSED_SECONDS
+    while True:
+        count = int(server.execute("SELECT value FROM system.metrics WHERE metric = 'HTTPConnection'")) - 1
+        if count <= 0 or time.monotonic() > until:
+            return max(0, count)
+        time.sleep(0.5)
 
 
 def tell_of_lost(server: Endpoint, lost: set[str]) -> None:
