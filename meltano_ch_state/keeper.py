@@ -310,7 +310,7 @@ class KeeperLocker(BaseLocker):
         absent = [row for row in lock.rows if row.state_id in views and views[row.state_id].cell is None]
         if absent:
             self._keeper.create(absent)
-        own = [row for row in known if self._own.get(row.state_id) == (seen[row.state_id], _details(row))]
+        own = [row for row in known if self._own.get(row.state_id) == (seen[row.state_id], _details(lock))]
         own_ids = {row.state_id for row in own}
         others = [row for row in known if row.state_id not in own_ids]
         if own:
@@ -435,8 +435,7 @@ class KeeperLocker(BaseLocker):
     def _remember_own(self, lock: KeeperLock, state_ids: Collection[str]) -> None:
         """Remember the rows that this process released: they are taken again without a look at them before."""
         self._seen.update(dict.fromkeys(state_ids, lock.lock_id))
-        details = lock.lease_seconds, lock.identity
-        self._own.update(dict.fromkeys(state_ids, (lock.lock_id, details)))
+        self._own.update(dict.fromkeys(state_ids, (lock.lock_id, _details(lock))))
 
     def _cancel(self, lock: KeeperLock, state_ids: Collection[str], silent: Mapping[str, Cell]) -> None:
         """Have what was sent come to nothing, even if it lands only now: the rows get a lock_id that nobody waits for.
@@ -502,8 +501,8 @@ def _fresh_guards(rows: View, lease_seconds: float, part: float = FRESH_GUARD) -
     return [guard for guard in alike if guard.lease_seconds_left(rows.now) >= needed]
 
 
-def _details(row: LockRow) -> tuple[float, Identity]:
-    return row.lease_seconds, row.identity
+def _details(lock: Lock) -> tuple[float, Identity]:
+    return lock.lease_seconds, lock.identity
 
 
 def _is_held_by(cell: Cell, lock_id: str) -> bool:

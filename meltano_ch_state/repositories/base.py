@@ -85,8 +85,7 @@ class Repository:
             connection.execute(statement, rows, execution_options=options)
 
     def _options(self, settings: Mapping[str, object] | None) -> dict[str, Any]:
-        # the driver `http` of clickhouse-sqlalchemy puts settings behind VALUES: Code 27
-        return {"settings": settings} if settings and self.engine.driver != "http" else {}
+        return {"settings": settings} if settings and sends_settings(self.engine) else {}
 
 
 class TableRepository(Repository, ABC):
@@ -150,8 +149,13 @@ _ENGINE = text("SELECT engine, getSetting('readonly') FROM system.tables WHERE d
 
 def remember_engine_of_tables(engine: Engine, names: Names, table_engine: str, readonly: int) -> None:
     """Derive what the tables need from the name of their engine, and from the user's setting `readonly`."""
-    consistency = consistency_of(table_engine, may_set=int(readonly) != 1 and engine.driver != "http")
+    consistency = consistency_of(table_engine, may_set=int(readonly) != 1 and sends_settings(engine))
     _consistencies.setdefault(engine, {})[names] = consistency
+
+
+def sends_settings(engine: Engine) -> bool:
+    """Whether the driver can: `http` of clickhouse-sqlalchemy puts settings behind VALUES (Code 27)."""
+    return engine.driver != "http"
 
 
 def forget_engines_of_tables(engine: Engine) -> None:

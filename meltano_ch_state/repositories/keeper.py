@@ -7,6 +7,7 @@ from sqlalchemy import Engine
 from meltano_ch_state.errors import ConfigurationError
 from meltano_ch_state.keeper import KeeperLocker
 from meltano_ch_state.locker import LockOptions
+from meltano_ch_state.repositories.base import sends_settings
 from meltano_ch_state.repositories.locks import LockRepository, Rows
 from meltano_ch_state.settings import DEFAULT_SCHEMA, DEFAULT_TABLE
 from meltano_ch_state.waiting import Clock
@@ -35,7 +36,7 @@ class KeeperRepository(LockRepository):
             ConfigurationError: If the engine's driver sends no settings: without Keeper's strict mode a change would
                 not be compare-and-set, and nobody would be kept out.
         """
-        if engine.driver == "http":
+        if not sends_settings(engine):
             raise ConfigurationError(
                 "Locks in Keeper need a driver that sends settings, which clickhouse+http does not",
                 "Use clickhouse+connect or clickhouse+native",

@@ -261,22 +261,20 @@ class Client:
             except CrashedError:
                 return
 
-    def _update(self, label: str, state_id: str, counts_when_released: bool = True) -> None:
-        with self._store.lock(state_id, "update", counts_when_released=counts_when_released):
+    def _update(self, label: str, state_id: str, *, counts_when_released: bool = True, renewed: bool = False) -> None:
+        with self._store.lock(state_id, "update", counts_when_released=counts_when_released) as lock:
             state = self._store.get(state_id)
             labels = state.completed_state["by"] if state else []
             self._store.set(_state(state_id, *labels, label))
+            if renewed:
+                with suppress(StateLockLostError, ServerUnreachableError):  # as the renewal thread
+                    lock.renew()
 
     def _checked_update(self, label: str, state_id: str) -> None:
         self._update(label, state_id, counts_when_released=False)
 
     def _renewed_update(self, label: str, state_id: str) -> None:
-        with self._store.lock(state_id, "update", counts_when_released=True) as lock:
-            state = self._store.get(state_id)
-            labels = state.completed_state["by"] if state else []
-            self._store.set(_state(state_id, *labels, label))
-            with suppress(StateLockLostError, ServerUnreachableError):  # as the renewal thread
-                lock.renew()
+        self._update(label, state_id, renewed=True)
 
     def _set(self, label: str, state_id: str) -> None:
         self._store.set(_state(state_id, label))
