@@ -78,6 +78,14 @@ def held_cells(server: Endpoint, schema: str) -> int:
     return int(server.execute(f"SELECT count() FROM {schema}.state_keeper_lock WHERE released = 0"))
 
 
+def end_guard(server: Endpoint, schema: str) -> None:
+    """Put a tombstone over the guard, as no client does."""
+    columns = "state_id, lock_id, token, born, lease_seconds, sequence, holder, process, operation, version"
+    server.execute(
+        f"INSERT INTO {schema}.state_lock (released, {columns}) SELECT 1, {columns} FROM {schema}.state_lock"
+    )
+
+
 def mode_of(manager: Manager) -> str:
     locker = manager.store.locker
     assert isinstance(locker, ModeLocker)
@@ -173,10 +181,7 @@ def test_who_is_slow_asks_whether_the_guard_was_there_all_the_time(
     write(slow, 0)
 
     def end_guard_and_wait() -> None:
-        columns = "state_id, lock_id, token, born, lease_seconds, sequence, holder, process, operation, version"
-        server.execute(
-            f"INSERT INTO {schema}.state_lock (released, {columns}) SELECT 1, {columns} FROM {schema}.state_lock"
-        )
+        end_guard(server, schema)
         time.sleep(0.6)
 
     after_the_write(slow, end_guard_and_wait)
@@ -248,10 +253,7 @@ def test_after_a_lease_without_clients_in_keeper_inserts_do_again(open_manager: 
 
 def test_a_holder_whose_guard_is_gone_is_told(manager: Manager, server: Endpoint, schema: str) -> None:
     with manager.acquire_lock(STATE_ID):
-        columns = "state_id, lock_id, token, born, lease_seconds, sequence, holder, process, operation, version"
-        server.execute(
-            f"INSERT INTO {schema}.state_lock (released, {columns}) SELECT 1, {columns} FROM {schema}.state_lock"
-        )
+        end_guard(server, schema)
         with pytest.raises(StateLockLostError):
             write(manager, 9)
     add_one(manager)

@@ -125,6 +125,15 @@ class World:
         self.in_keeper().set(state(state_id, "old"))
         assert self.keeper.cells[state_id].depositions == 1
 
+    def written_after_a_view(self, label: str) -> Held:
+        """A holder of state 1 that has written, in a Keeper whose old view is from before its lock."""
+        client = self.in_keeper()
+        client.set(state("1", "old"))
+        self.keeper.old = dict(self.keeper.cells)
+        held = Held(client, "1")
+        held.write(label)
+        return held
+
 
 class Held:
     """A lock that is held, as Meltano's update does it, and what its holder read."""
@@ -186,22 +195,14 @@ def void(_: object) -> None:
 
 
 def test_who_looks_into_an_old_view_of_keeper_releases_all_the_same(world: World) -> None:
-    client = world.in_keeper()
-    client.set(state("1", "old"))
-    world.keeper.old = dict(world.keeper.cells)
-    held = Held(client, "1")
-    held.write("a")
+    held = world.written_after_a_view("a")
     world.keeper.old_looks, world.keeper.conflicts = 2, 3
     held.release()
     assert world.keeper.cells["1"].released
 
 
 def test_an_old_view_of_keeper_does_not_tell_that_a_release_was_in_time(world: World) -> None:
-    client = world.in_keeper()
-    client.set(state("1", "old"))
-    world.keeper.old = dict(world.keeper.cells)
-    held = Held(client, "1")
-    held.write("a")
+    held = world.written_after_a_view("a")
     world.pass_leases(1.1)
     successor = Held(world.in_keeper(), "1")
     world.keeper.old_looks = 1
