@@ -5,7 +5,8 @@ has the lock_id that was seen last; lock_ids are never used twice, so no late re
 not tell whether it hit: a read after it does, when it shows what only this change can have written.
 
 The guard keeps out those who lock by inserts: a live row in the ordinary lock table, shared by all who lock in Keeper
-with the same lease. It is renewed when half its lease is over, so as a rule it costs no statement (decision 0006).
+with the same lease. One counts for half a lease after it was made, whoever renews it: so as a rule it costs no
+statement, and nobody can have seen it end before (decision 0006).
 
 Where nobody is told of a write before the lock is released, the release is the check after the write, too: it fails
 unless the row is still the holder's. Whether a failure means that it was deposed, or that an earlier request of the
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -25,21 +26,18 @@ from typing import Protocol
 from meltano_ch_state.lock import Lock, LockStore, describe, locked, lost
 from meltano_ch_state.locker import BaseLocker, LockOptions, tell_of_take_over
 from meltano_ch_state.process import Identity, identify
-from meltano_ch_state.protocol import GUARD, GUARD_BORN, TOKEN_STEP, LiveLock, LockRow, Verdict, View
+from meltano_ch_state.protocol import GUARD, GUARD_BORN, TOKEN_STEP, LiveLock, LockRow, Verdict, View, tombstone_of
 from meltano_ch_state.waiting import SHORTEST_PAUSE_SECONDS, Clock, Since, Wait
 
-READS = 3
-"""So often one looks for one's own change: a read in Keeper may be old."""
 LOOKS = 6
-"""A contender that is not through after so many looks starts over."""
-FRESH_GUARD = 0.5
-"""A guard with more than this part of its lease left need not be renewed."""
-RENEWABLE_GUARD = 0.25
-"""One with less than this part left is replaced by a new one."""
+"""A contender that is not through after so many looks starts over. So often, too, one looks for one's own change: what
+is read in Keeper may be old."""
+YOUNG_GUARD = 0.5
+"""A guard keeps others out for this part of its lease after it was made; then a new one is made."""
 PLACES_AFTER_CONTENTION = 2
 """Who released what others wait for pauses as if so many were before it."""
 GUARDED_FOR = 0.25
-"""A guard that was fresh need not be asked for within this part of its lease."""
+"""A guard that was young need not be asked for within this part of its lease."""
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +79,14 @@ class KeeperStore(LockStore, Protocol):
     def create(self, rows: Collection[LockRow]) -> None:
         """Make rows where there are none; nothing happens to those that are there."""
 
-    def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
-        """Give rows to another lock_id, if they have the one that was seen, and are released or silent as it was."""
+    def take(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
+        """Give rows to another lock_id, if they have the one that was seen, and are released."""
 
     def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
         """The same for rows that this holder had last, doing the same."""
+
+    def take_over(self, rows: Collection[LockRow], silent: Collection[Cell]) -> None:
+        """Give rows to another lock_id, if they were not renewed since they were seen so."""
 
     def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
         """Renew what a lock_id holds, with at least this sequence and token."""
@@ -105,8 +106,27 @@ class KeeperStore(LockStore, Protocol):
         """The sequence of each state ID that a lock_id holds and whose guard is alive."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """What a holder saw of one state ID: its row, the young guards beside it, and when it asked for them."""
+
+    cell: Cell
+    guards: Sequence[LiveLock]
+    seen: Since
+
+    @property
+    def guard(self) -> str:
+        """The lock_id of the guard that has to stay alive; empty where there was none."""
+        return self.guards[0].lock_id if self.guards else ""
+
+
 class KeeperLock(Lock):
-    """A lock as its holder has it, its rows in Keeper."""
+    """A lock as its holder has it, its rows in Keeper.
+
+    Attributes:
+        seen: Who had the rows that are taken as released.
+        silent: The rows that are taken from holders that are over.
+    """
 
     def __init__(
         self, store: KeeperStore, state_ids: Iterable[str], lease_seconds: float, identity: Identity, clock: Clock
@@ -116,19 +136,24 @@ class KeeperLock(Lock):
         self._keeper = store
         self._clock = clock
         self._sequence = 1
-        self._guards: dict[str, str] = {}
-        self._guarded = Since(clock)
-        self._depositions: dict[str, int] = {}
+        self._holds: dict[str, _Hold] = {}
         self._unchecked = False
+        self.seen: Mapping[str, LiveLock] = {}
+        self.silent: Mapping[str, Cell] = {}
 
-    def learn_cell(self, cell: Cell, view: View, guard: LiveLock | None, seen: Since) -> None:
-        """Take over what the row has to tell, the state, and the guard that has to stay alive, as seen at a time."""
-        state_id = cell.lock.state_id
+    def had(self, state_id: str) -> LiveLock | None:
+        """Who had a row before; None where that is not known, or there was none."""
+        return self.silent[state_id].lock if state_id in self.silent else self.seen.get(state_id)
+
+    def learn_cell(self, cell: Cell, view: View, seen: Since) -> None:
+        """Take over what the row has to tell, the state, and the guard, as seen by a read that began then."""
         self._sequence = max(self._sequence, cell.sequence)
-        self._depositions[state_id] = cell.depositions
+        self._holds[cell.lock.state_id] = _Hold(cell, _young_guards(view, self.lease_seconds), seen)
         self.learn(cell.lock, view)
-        if guard:
-            self._guards[state_id], self._guarded = guard.lock_id, seen
+
+    def learned(self, state_ids: Iterable[str]) -> dict[str, LiveLock]:
+        """What the rows of some state IDs say of this holder, as far as it saw them."""
+        return {state_id: self._holds[state_id].cell.lock for state_id in state_ids if state_id in self._holds}
 
     def raise_tokens(self, tokens: Mapping[str, int]) -> None:
         """Publish greater tokens; how great the next read tells, or with a single state ID it is this one."""
@@ -153,26 +178,25 @@ class KeeperLock(Lock):
         else:
             self.confirm(state_ids)
 
-    def check_by_release(self) -> tuple[str, ...]:
+    def check_by_release(self) -> Mapping[str, LiveLock]:
         """Release it, if there was a write that was not checked yet; else leave that to others.
 
         Returns:
-            What was released.
+            What the rows that were released say of this holder.
 
         Raises:
             StateLockLostError: If it was deposed, or the guard may have been gone, so that others may have been in.
         """
         if not self._unchecked:
-            return ()
-        ended = self.state_ids
-        (state_id,) = ended
+            return {}
+        (state_id,) = self.state_ids
         if self.is_of_another_process or not self._release_own(state_id):
             raise lost(state_id)
-        guarded = self._was_guarded(state_id)
-        self.forget(ended)
+        guarded, released = self._was_guarded(state_id), self.learned([state_id])
+        self.forget([state_id])
         if not guarded:
             raise lost(state_id)
-        return ended
+        return released
 
     def confirm(self, state_ids: Collection[str] | None = None) -> None:
         """Change the rows, which is possible only while they are one's own, and see that it was done.
@@ -183,10 +207,8 @@ class KeeperLock(Lock):
         asked = tuple(self.state_ids if state_ids is None else state_ids)
         with self._mutex:
             wanted = self._change(asked)
-        guards = {state_id: self._guards[state_id] for state_id in asked}
-        for attempt in range(READS):
-            if attempt:
-                self._clock.sleep(SHORTEST_PAUSE_SECONDS)
+        guards = {state_id: self._holds[state_id].guard for state_id in asked}
+        for _ in self._looks():
             seen = self._keeper.sequences(self.lock_id, guards)
             missing = [state_id for state_id in asked if seen.get(state_id, 0) < wanted]
             if not missing:
@@ -200,8 +222,8 @@ class KeeperLock(Lock):
         Raises:
             StateLockLostError: If it was deposed.
         """
-        guards = tuple(self._guards.items())
-        self._keeper.insert([guard_row(state_id, guard, self.lease_seconds) for state_id, guard in guards])
+        guards = [guard for hold in tuple(self._holds.values()) for guard in hold.guards[:1]]
+        self._keeper.insert([guard_row(each.state_id, each.lock_id, each.lease_seconds, each.token) for each in guards])
         self.confirm()
 
     def forget(self, state_ids: Iterable[str]) -> None:
@@ -209,31 +231,33 @@ class KeeperLock(Lock):
         ended = tuple(state_ids)
         super().forget(ended)
         for state_id in ended:
-            self._guards.pop(state_id, None)
-            self._depositions.pop(state_id, None)
+            self._holds.pop(state_id, None)
 
     def _release_own(self, state_id: str) -> bool:
         """Release what is held, and tell whether it was held until then."""
-        for attempt in range(LOOKS):
-            if attempt:
-                self._clock.sleep(SHORTEST_PAUSE_SECONDS * 2**attempt)
+        for _ in self._looks():
             if self._keeper.release_own(self.lock_id, state_id):
                 return True
             cell = self._keeper.look([state_id])[state_id].cell
             old = cell is None or cell.lock.token < (self._rows[state_id].token or 0)
             if cell and not old and not _is_held_by(cell, self.lock_id):
-                return cell.depositions == self._depositions[state_id]  # an earlier request released it
+                return cell.depositions == self._holds[state_id].cell.depositions  # an earlier request released it
         return False
 
     def _was_guarded(self, state_id: str) -> bool:
         """Whether those who lock by inserts were kept out until now.
 
-        The guard had half its lease left when it was seen. Its renewals since do not count here: who saw it end before
-        that may be about to revoke it.
+        The guard was younger than half its lease when it was seen, so nobody can have seen it end before a whole one.
         """
-        if self._guarded.seconds < self.lease_seconds * GUARDED_FOR:
-            return True
-        return bool(self._store.alive([state_id], [self._guards[state_id]]))
+        hold = self._holds[state_id]
+        return hold.seen.seconds < self.lease_seconds * GUARDED_FOR or bool(self._store.alive([state_id], [hold.guard]))
+
+    def _looks(self) -> Iterator[None]:
+        """Look a few times, with longer and longer pauses between: what one read may be old."""
+        for attempt in range(LOOKS):
+            if attempt:
+                self._clock.sleep(SHORTEST_PAUSE_SECONDS * 2**attempt)
+            yield
 
     def _change(self, state_ids: Collection[str], token: int = 0) -> int:
         self._sequence += 1
@@ -248,7 +272,7 @@ class KeeperLocker(BaseLocker):
         """Bind a store; nothing is sent yet."""
         super().__init__(store, options, clock)
         self._keeper = store
-        self._seen: dict[str, str] = {}  # the lock_id that each row had when it was last seen
+        self._seen: dict[str, LiveLock] = {}  # who had each row when it was last seen released
         self._own: dict[str, tuple[str, object]] = {}  # those of this process, and what their rows say of it
 
     def hold_each(
@@ -285,41 +309,39 @@ class KeeperLocker(BaseLocker):
         turn.tried.add(lock.lock_id)
         decided = False
         try:
-            seen = self._take(lock, turn)
-            self._decide(lock, turn, seen)
+            self._take(lock, turn)
+            self._decide(lock, turn)
             decided = True
             with self._holding(lock, turn.wait):
                 yield lock
-            self._remember_own(lock, lock.check_by_release())
+            self._remember_own(lock.check_by_release())
         finally:
             self._bury(lock, turn, decided)
 
-    def _take(self, lock: KeeperLock, turn: _Turn) -> Mapping[str, str]:
-        """Take the rows as they were last seen, and make those that are missing, with their guards.
-
-        Returns:
-            The lock_ids that the rows had before, where that is known.
-        """
-        silent = {state_id: cell.lock.lock_id for state_id, cell in turn.silent.items()}
-        unknown = [state_id for state_id in lock.state_ids if state_id not in self._seen and state_id not in silent]
+    def _take(self, lock: KeeperLock, turn: _Turn) -> None:
+        """Take the rows as they were last seen, and make those that are missing, with their guards."""
+        unknown = [
+            state_id for state_id in lock.state_ids if state_id not in self._seen and state_id not in turn.silent
+        ]
         views = self._look(unknown, turn) if unknown else {}
         self._guard(views)
-        free = {**silent, **self._seen} if silent else self._seen
-        seen = {state_id: free[state_id] for state_id in lock.state_ids if state_id in free}
-        known = [row for row in lock.rows if row.state_id in seen]
+        lock.seen = {state_id: last for state_id in lock.state_ids if (last := self._seen.get(state_id))}
+        lock.silent = {i: cell for i, cell in turn.silent.items() if i in turn.rest and i not in lock.seen}
         absent = [row for row in lock.rows if row.state_id in views and views[row.state_id].cell is None]
         if absent:
             self._keeper.create(absent)
-        own = [row for row in known if self._own.get(row.state_id) == (seen[row.state_id], _details(lock))]
+        seen = {state_id: last.lock_id for state_id, last in lock.seen.items()}
+        free = [row for row in lock.rows if row.state_id in seen]
+        own = [row for row in free if self._own.get(row.state_id) == (seen[row.state_id], _details(lock))]
         own_ids = {row.state_id for row in own}
-        others = [row for row in known if row.state_id not in own_ids]
         if own:
             self._keeper.retake(own, seen)
-        if others:
-            self._keeper.take(others, seen, tuple(turn.silent.values()))
-        return seen
+        if others := [row for row in free if row.state_id not in own_ids]:
+            self._keeper.take(others, seen)
+        if lock.silent:
+            self._keeper.take_over([row for row in lock.rows if row.state_id in lock.silent], lock.silent.values())
 
-    def _decide(self, lock: KeeperLock, turn: _Turn, seen: Mapping[str, str]) -> None:
+    def _decide(self, lock: KeeperLock, turn: _Turn) -> None:
         """See what was won, until each state ID is held or left to others."""
         pending: Collection[str] = lock.state_ids
         looks = 0
@@ -327,18 +349,17 @@ class KeeperLocker(BaseLocker):
             looks += 1
             began = Since(self._clock)
             views = self._look(pending, turn)
-            verdicts = {i: judge(view, lock.lock_id, seen.get(i), lock.lease_seconds) for i, view in views.items()}
+            verdicts = {i: judge(v, lock.lock_id, lock.had(i), lock.lease_seconds) for i, v in views.items()}
             logger.debug("lock %s: %s", lock.lock_id, {i: verdict.name for i, verdict in verdicts.items()})
             for view in views.values():
                 if view.cell and _is_held_by(view.cell, lock.lock_id):
-                    guard = next(iter(_fresh_guards(view.rows, lock.lease_seconds)), None)
-                    lock.learn_cell(view.cell, view.rows, guard, began)
+                    lock.learn_cell(view.cell, view.rows, began)
             self._guard({i: views[i] for i, verdict in verdicts.items() if verdict in _UNGUARDED})
             again = [i for i, verdict in verdicts.items() if verdict in {Verdict.STAY, Verdict.BUMP}]
             if looks >= LOOKS:
                 again = []
             self._leave([i for i in views if i not in again and verdicts[i] is not Verdict.HELD], lock, turn, verdicts)
-            if raised := {i: views[i].rows.greatest("") + TOKEN_STEP for i in again if verdicts[i] is Verdict.BUMP}:
+            if raised := {i: views[i].rows.floor + TOKEN_STEP for i in again if verdicts[i] is Verdict.BUMP}:
                 lock.raise_tokens(raised)
             pending = again
 
@@ -376,10 +397,13 @@ class KeeperLocker(BaseLocker):
     def _blockers(self, view: KeeperView, turn: _Turn) -> tuple[LiveLock, ...]:
         """Who has a state ID: a holder in Keeper, unless it is over, and those who lock by inserts."""
         cell = view.cell
-        if cell is None or cell.released:
+        if cell is None:
+            return view.rows.unguarded()
+        known = turn.silent.pop(cell.lock.state_id, None)
+        if cell.released:
             return view.rows.unguarded()
         if cell.lock.lock_id in turn.tried or self._those_over([cell.lock], {cell.lock.state_id: view.rows}, turn.wait):
-            if turn.silent.get(cell.lock.state_id) != cell:
+            if known != cell:
                 tell_of_take_over(cell.lock, view.rows.now)
             turn.silent[cell.lock.state_id] = cell
             return view.rows.unguarded()
@@ -388,11 +412,12 @@ class KeeperLocker(BaseLocker):
     def _look(self, state_ids: Collection[str], turn: _Turn) -> Mapping[str, KeeperView]:
         """Read; revoke those who lock by inserts and are over, and read again until there are none."""
         while True:
+            turn.wait.asks()
             views = self._keeper.look(state_ids)
             for state_id, view in views.items():
                 self._seen.pop(state_id, None)
                 if view.cell and view.cell.released:  # to take what is held would be right only if it came too late
-                    self._seen[state_id] = view.cell.lock.lock_id
+                    self._seen[state_id] = view.cell.lock
             rows = {state_id: view.rows for state_id, view in views.items()}
             over = self._those_over((lock for each in rows.values() for lock in each.unguarded()), rows, turn.wait)
             if not over:
@@ -400,17 +425,19 @@ class KeeperLocker(BaseLocker):
             self._take_over(over, rows)
 
     def _guard(self, views: Mapping[str, KeeperView]) -> None:
-        """Insert or renew guards where there is none that has enough of its lease left.
+        """Make guards where there is none that is young enough, and revoke those that are over.
 
-        One whose lease is nearly over is not renewed: somebody may be about to revoke it.
+        None is renewed here, as somebody who saw it end may be about to revoke it.
         """
         lease = self.options.lease_seconds
-        lacking = {i: view.rows for i, view in views.items() if not _fresh_guards(view.rows, lease)}
+        lacking = {i: view.rows for i, view in views.items() if not _young_guards(view.rows, lease)}
         if not lacking:
             return
-        new = str(uuid.uuid4())
-        old = {i: _fresh_guards(rows, lease, RENEWABLE_GUARD) for i, rows in lacking.items()}
-        self._keeper.insert([guard_row(i, guards[0].lock_id if guards else new, lease) for i, guards in old.items()])
+        made = max(rows.now for rows in lacking.values()) or self._keeper.now()
+        lock_id, by = str(uuid.uuid4()), identify("take over")
+        guards = [guard_row(state_id, lock_id, lease, made) for state_id in lacking]
+        over = [lock for rows in lacking.values() for lock in rows.guards() if lock.lease_seconds_left(rows.now) < 0]
+        self._keeper.insert([*guards, *(tombstone_of(lock, by) for lock in over)])
         self._settle()
 
     def _bury(self, lock: KeeperLock, turn: _Turn, decided: bool) -> None:
@@ -422,33 +449,34 @@ class KeeperLocker(BaseLocker):
             if decided:
                 self._keeper.release(lock.lock_id, ended)
             else:
-                self._cancel(lock, ended, turn.silent)
+                self._cancel(lock, ended)
         except BaseException as error:
             for state_id in ended:
                 self._seen.pop(state_id, None)
             self._leave_behind(lock, error)
             return
         if decided:
-            self._remember_own(lock, ended)
+            self._remember_own(lock.learned(ended))
         lock.forget(ended)
 
-    def _remember_own(self, lock: KeeperLock, state_ids: Collection[str]) -> None:
+    def _remember_own(self, released: Mapping[str, LiveLock]) -> None:
         """Remember the rows that this process released: they are taken again without a look at them before."""
-        self._seen.update(dict.fromkeys(state_ids, lock.lock_id))
-        self._own.update(dict.fromkeys(state_ids, (lock.lock_id, _details(lock))))
+        self._seen.update(released)
+        self._own.update({state_id: (last.lock_id, _details(last)) for state_id, last in released.items()})
 
-    def _cancel(self, lock: KeeperLock, state_ids: Collection[str], silent: Mapping[str, Cell]) -> None:
+    def _cancel(self, lock: KeeperLock, state_ids: Collection[str]) -> None:
         """Have what was sent come to nothing, even if it lands only now: the rows get a lock_id that nobody waits for.
 
         A row that is missing is made, as one that is released.
         """
-        seen = {state_id: cell.lock.lock_id for state_id, cell in silent.items()}
-        seen |= {state_id: self._seen.pop(state_id) for state_id in state_ids if state_id in self._seen}
+        for state_id in state_ids:
+            self._seen.pop(state_id, None)
+        seen = {state_id: last.lock_id for state_id, last in lock.seen.items()}
         try:
-            if absent := [row for row in lock.end() if row.state_id not in seen]:
+            if absent := [row for row in lock.end() if lock.had(row.state_id) is None]:
                 self._keeper.create(absent)
         finally:
-            self._keeper.cancel(lock.lock_id, state_ids, seen, tuple(silent.values()), str(uuid.uuid4()))
+            self._keeper.cancel(lock.lock_id, state_ids, seen, lock.silent.values(), str(uuid.uuid4()))
 
 
 @dataclass(slots=True)
@@ -465,43 +493,54 @@ class _Turn:
 _UNGUARDED = {Verdict.STAY, Verdict.WITHDRAW}
 
 
-def judge(view: KeeperView, lock_id: str, seen: str | None, lease_seconds: float) -> Verdict:
+def judge(view: KeeperView, lock_id: str, seen: LiveLock | None, lease_seconds: float) -> Verdict:
     """What a contender has to do about one state ID.
 
     Args:
         view: What it saw after it tried to take the row.
         lock_id: What it took the row by.
-        seen: The lock_id that the row had before; None when there was no row.
+        seen: Who had the row before; None when there was no row.
         lease_seconds: How long the contender may be silent.
     """
     cell = view.cell
     if cell is None or not _is_held_by(cell, lock_id):
-        unchanged = cell is None or (cell.released and cell.lock.lock_id == seen)
-        return Verdict.STAY if unchanged else Verdict.LOST  # what was read may be old
+        return Verdict.STAY if cell is None or (seen and _is_old(cell, seen)) else Verdict.LOST
     if view.rows.unguarded():
         return Verdict.WITHDRAW
-    if not _fresh_guards(view.rows, lease_seconds):
+    if not _young_guards(view.rows, lease_seconds):
         return Verdict.STAY
-    return Verdict.HELD if cell.lock.token >= view.rows.greatest("") + TOKEN_STEP else Verdict.BUMP
+    return Verdict.HELD if cell.lock.token >= view.rows.floor + TOKEN_STEP else Verdict.BUMP
 
 
-def guard_row(state_id: str, lock_id: str, lease_seconds: float) -> LockRow:
-    """A guard, or its renewal. No process counts as its owner, so none that dies ends it."""
+def guard_row(state_id: str, lock_id: str, lease_seconds: float, made: int) -> LockRow:
+    """A guard, or its renewal. No process counts as its owner, so none that dies ends it.
+
+    Args:
+        state_id: From which state ID it keeps out who locks by inserts.
+        lock_id: The lock_id.
+        lease_seconds: How long it may be silent.
+        made: The server's time at a read before it was first sent, in microseconds: however late a row of it lands, it
+            makes the guard no younger.
+    """
     by = replace(identify(GUARD), process="")
-    return LockRow(state_id, lock_id, False, False, GUARD_BORN, GUARD_BORN, lease_seconds, 1, by)
+    return LockRow(state_id, lock_id, False, False, made, GUARD_BORN, lease_seconds, 1, by)
 
 
-def _fresh_guards(rows: View, lease_seconds: float, part: float = FRESH_GUARD) -> list[LiveLock]:
-    """The guards that have more than a part of the lease left, so that they outlast the next renewal of a lock.
+def _young_guards(rows: View, lease_seconds: float) -> list[LiveLock]:
+    """The guards that were made so lately that nobody can see one end for another half of the lease.
 
     Those with another lease do not count: who renews such a one, if only late, may leave it less than is seen here.
     """
-    needed = lease_seconds * part
     alike = (guard for guard in rows.guards() if guard.lease_seconds == lease_seconds)
-    return [guard for guard in alike if guard.lease_seconds_left(rows.now) >= needed]
+    return [guard for guard in alike if guard.age_seconds(rows.now) <= lease_seconds * YOUNG_GUARD]
 
 
-def _details(lock: Lock) -> tuple[float, Identity]:
+def _is_old(cell: Cell, seen: LiveLock) -> bool:
+    """Whether a row looks as it was seen before it was taken, or older: a read in Keeper may be old."""
+    return cell.lock.token < seen.token or (cell.released and cell.lock.lock_id == seen.lock_id)
+
+
+def _details(lock: Lock | LiveLock) -> tuple[float, Identity]:
     return lock.lease_seconds, lock.identity
 
 

@@ -156,7 +156,7 @@ class BaseLocker(ABC):
         for lock in abandoned:
             tell_of_take_over(lock, views[lock.state_id].now)
         by = identify("take over")
-        self._store.insert([tombstone_of(lock, by, views[lock.state_id].now) for lock in abandoned])
+        self._store.insert([tombstone_of(lock, by) for lock in abandoned])
 
     def _is_over(self, lock: LiveLock, now: int, dead: Collection[str], wait: Wait) -> bool:
         """Whether a lock or a place may be taken for given up.
@@ -173,20 +173,30 @@ class BaseLocker(ABC):
 
     @contextmanager
     def _holding(self, lock: Lock, wait: Wait) -> Iterator[None]:
+        """Have this thread hold a lock, and renew it. An interrupt, whenever it comes, leaves nothing held."""
         waited, since = wait.seconds, self._clock.monotonic()
         holdings, state_ids = self._holdings(), lock.state_ids
-        holdings.update(dict.fromkeys(state_ids, lock))
         renewal = Renewal(lock)
-        renewal.start()
         try:
+            holdings.update(dict.fromkeys(state_ids, lock))
+            renewal.start()
             yield
         finally:
-            renewal.stop()
-            for state_id in state_ids:
-                holdings.pop(state_id, None)
-            if self.options.observe and state_ids:
-                held = self._clock.monotonic() - since
-                self.options.observe(Metrics(state_ids, wait.attempts, waited, held))
+            try:
+                renewal.stop()
+            finally:
+                for state_id in state_ids:
+                    holdings.pop(state_id, None)
+            if state_ids:
+                self._observe(Metrics(state_ids, wait.attempts, waited, self._clock.monotonic() - since))
+
+    def _observe(self, metrics: Metrics) -> None:
+        if self.options.observe is None:
+            return
+        try:
+            self.options.observe(metrics)
+        except Exception as error:  # it must not mask what happened in the body, nor undo what was done there
+            logger.warning("What observes the locks failed: %s", error)
 
     def _settle(self) -> None:
         asked = self.options.settle_seconds
@@ -369,6 +379,7 @@ class Locker(BaseLocker):
     def _look(self, state_ids: Collection[str], lock_id: str, wait: Wait) -> Mapping[str, View]:
         """Read; revoke the rivals that are over, and read again until there are none. Leave out places given up."""
         while True:
+            wait.asks()
             views = self._store.read(state_ids)
             locks = [lock for view in views.values() for lock in (*view.rivals(lock_id), *view.queue)]
             over = self._those_over(locks, views, wait)

@@ -26,7 +26,7 @@ TOKEN_STEP = 1_000
 GUARD = "keeper"
 """The operation of a guard: the row by which those who lock in Keeper keep out those who lock by inserts."""
 GUARD_BORN = 1
-"""The birth, and the token, of every guard: older than anybody, so that every contender withdraws."""
+"""The birth of every guard: older than anybody, so that every contender withdraws. Its token is when it was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class LiveLock:
         return self.identity.operation == GUARD and self.born == GUARD_BORN
 
     def age_seconds(self, now: int) -> float:
-        """How long ago it was born, in seconds; a guard: how long ago somebody renewed it."""
-        return max(0.0, (now - (self.locked_at if self.is_guard else self.born)) / 1e6)
+        """How long ago it was born, in seconds; a guard: how long ago it was made, whoever renewed it since."""
+        return max(0.0, (now - (self.token if self.is_guard else self.born)) / 1e6)
 
     def lease_seconds_left(self, now: int) -> float:
         """How long it may stay silent yet, in seconds; below 0 once it is over."""
@@ -183,14 +183,14 @@ def decide(view: View, lock_id: str) -> Verdict:
     return Verdict.HELD if own.token >= view.greatest(lock_id) + TOKEN_STEP else Verdict.BUMP
 
 
-def tombstone_of(lock: LiveLock, by: Identity, now: int = 0) -> LockRow:
+def tombstone_of(lock: LiveLock, by: Identity) -> LockRow:
     """The row that ends a lock for ever.
 
     It repeats the token that was read. A guard stands for others whose tokens are not to be seen; none is greater than
-    the server's time `now`, in microseconds, when the guard was found to be over.
+    the time which the server draws when this row lands.
     """
-    token = max(lock.token, now) if lock.is_guard else lock.token
-    return LockRow(lock.state_id, lock.lock_id, True, lock.waiting, token, lock.born, lock.lease_seconds, 0, by)
+    token, born = (None, None) if lock.is_guard else (lock.token, lock.born)
+    return LockRow(lock.state_id, lock.lock_id, True, lock.waiting, token, born, lock.lease_seconds, 0, by)
 
 
 def next_row(row: LockRow, **changes: object) -> LockRow:

@@ -36,9 +36,13 @@ class Renewal:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and wait for a renewal under way, so that no row of it follows the tombstone (it would not count)."""
+        """Stop, and wait for a renewal under way, so that no row of it follows the tombstone (it would not count).
+
+        A thread that could not be started, or only now is, does nothing.
+        """
         self._stopped.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopped.wait(self._lock.lease_seconds / RENEWALS_PER_LEASE) and self._renewed():

@@ -75,11 +75,12 @@ class Wait:
     turn_seconds: float = TURN_SECONDS
     _started: float = field(init=False)
     _told: bool = False
+    _asked: float = field(init=False)
     _seen: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start the clock."""
-        self._started = self.clock.monotonic()
+        self._started = self._asked = self.clock.monotonic()
 
     @property
     def seconds(self) -> float:
@@ -111,14 +112,21 @@ class Wait:
         if turns:
             self.turn_seconds = min(seconds / turns, self.turn_seconds * TURN_GROWTH, LONGEST_TURN_SECONDS)
 
+    def asks(self) -> None:
+        """Remember when a look began: what it shows is no older, however long its answer takes."""
+        self._asked = self.clock.monotonic()
+
     def sees_silence(self, lock: LiveLock) -> bool:
-        """Whether this waiter itself saw a lock unchanged for a whole lease: the server's clock may stand still."""
+        """Whether this waiter itself saw a lock unchanged for a whole lease: the server's clock may stand still.
+
+        The lease lasts from the end of the look that saw it first to the beginning of the one that sees it now.
+        """
         key, now = (lock.state_id, lock.lock_id), self.clock.monotonic()
         at, since = self._seen.setdefault(key, (lock.locked_at, now))
         if at != lock.locked_at:
             self._seen[key] = lock.locked_at, now
             return False
-        return now - since > lock.lease_seconds
+        return self._asked - since > lock.lease_seconds
 
     def meets(self, rival: LiveLock, description: str) -> None:
         """Remember that there is somebody; after some patience log once who."""

@@ -26,8 +26,9 @@ from meltano_ch_state.settings import Names
 
 KEEPER_BYTES = 700_000
 """Keeper takes a request of up to a megabyte: a statement changes rows of about this many bytes, all or none."""
-KEEPER_WEIGHT = (300, 6)
-"""About what a row weighs there, and each byte of its ID, which stands in the statement and in the row's path."""
+KEEPER_WEIGHT = (300, 11)
+"""About what a row weighs there, and each byte of its ID, which stands in the row's path, and up to twice in the
+statement's text, in quotes, escaped: of that, 256 KiB are allowed."""
 TEXT_BYTES = 60_000
 TEXT_WEIGHT = (4, 1)
 """A query's text may have 256 KiB, in which a state ID stands up to three times, in quotes, escaped."""
@@ -91,17 +92,21 @@ class CellRepository(Repository):
         column = self._table.c.state_id
         return {row[0] for row in self.select(select(column).where(column.in_(list(state_ids))), None, _POINT_READ)}
 
-    def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
-        """Give rows to another lock_id, if they have the one that was seen, and are released or silent as it was."""
-        marks = _marks(silent)
-        what, where = (_TAKEN + _DETAILS + _TAKEN_OVER, _FREE_OR_SILENT) if marks else (_TAKEN + _DETAILS, _FREE)
+    def take(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
+        """Give rows to another lock_id, if they have the one that was seen, and are released."""
         for part in cell_parts(rows):
-            self._change(what, where, part, {**values_of(part[0]), "seen": _seen(part, seen), "silent": marks})
+            self._change(_TAKEN + _DETAILS, _FREE, part, {**values_of(part[0]), "seen": _pairs(part, seen)})
 
     def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
         """The same for rows that this holder had last: what they say of it is true, and each column costs time."""
         for part in cell_parts(rows):
-            self._change(_TAKEN, _FREE, part, {"lock_id": part[0].lock_id, "seen": _seen(part, seen)})
+            self._change(_TAKEN, _FREE, part, {"lock_id": part[0].lock_id, "seen": _pairs(part, seen)})
+
+    def take_over(self, rows: Collection[LockRow], silent: Collection[Cell]) -> None:
+        """Give rows to another lock_id, if they were not renewed since they were seen so."""
+        for part in cell_parts(rows):
+            parameters = {**values_of(part[0]), "silent": _marks(part, silent)}
+            self._change(_TAKEN + _DETAILS + _TAKEN_OVER, _SILENT, part, parameters)
 
     def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
         """Renew what a lock_id holds, with at least this sequence and token."""
@@ -134,8 +139,8 @@ class CellRepository(Repository):
     ) -> None:
         """Release what a lock_id took, or what it would take now: as `burnt`."""
         for part in cell_parts(state_ids):
-            known, marks = _seen(part, seen) or [""], _marks(silent) or [""]
-            parameters = {"lock_id": lock_id, "seen": known, "silent": marks, "burnt": burnt}
+            pairs, marks = _pairs(part, seen) or [""], _marks(part, silent) or [""]
+            parameters = {"lock_id": lock_id, "seen": pairs, "silent": marks, "burnt": burnt}
             self._change(_CANCELLED, _OWN_OR_FREE, part, parameters)
 
     def cells(self, state_ids: Collection[str] | None = None) -> dict[str, Cell]:
@@ -184,10 +189,13 @@ _TAKEN_OVER = ", depositions = depositions + if(released = 1, 0, 1)"
 _DETAILS = (
     ", lease_seconds = :lease_seconds, holder = :holder, process = :process, operation = :operation, version = :version"
 )
-_FREE = "lock_id IN :seen AND released = 1"
-_FREE_OR_SILENT = "lock_id IN :seen AND (released = 1 OR concat(lock_id, '/', toString(sequence)) IN :silent)"
+_FREE = "concat(lock_id, state_id) IN :seen AND released = 1"
+"""With the state ID, as a lock_id may have been seen at one row, and still hold another that is changed with it: when
+that is released, a late repetition would hit it."""
+_SILENT = "concat(lock_id, '/', toString(sequence)) IN :silent"
+"""Whether it is released or not: what misses a row once may not hit it later."""
 _OWN = "lock_id = :lock_id AND released = 0"
-_OWN_OR_FREE = f"(lock_id = :lock_id OR ({_FREE_OR_SILENT}))"
+_OWN_OR_FREE = f"(lock_id = :lock_id OR ({_FREE}) OR {_SILENT})"
 _CANCELLED = "released = 1, lock_id = :burnt, depositions = depositions + if(released = 1 OR lock_id = :lock_id, 0, 1)"
 _RELEASED_OWN = f"released = 1 + throwIf(lock_id != :lock_id OR released = 1, '{NOT_HELD}')"
 """An UPDATE does not tell whether its condition met a row; an expression that fails does."""
@@ -196,12 +204,13 @@ _RAISED = "token = greatest(token, fromUnixTimestamp64Micro(toInt64(:token)))"
 """Late repetitions of an earlier change take nothing back."""
 
 
-def _seen(items: Iterable[str | LockRow], seen: Mapping[str, str]) -> list[str]:
-    return sorted({seen[_id_of(item)] for item in items if _id_of(item) in seen})
+def _pairs(items: Iterable[str | LockRow], seen: Mapping[str, str]) -> list[str]:
+    return [seen[state_id] + state_id for state_id in map(_id_of, items) if state_id in seen]
 
 
-def _marks(silent: Iterable[Cell]) -> list[str]:
-    return [f"{cell.lock.lock_id}/{cell.sequence}" for cell in silent]
+def _marks(items: Iterable[str | LockRow], silent: Iterable[Cell]) -> list[str]:
+    chosen = set(map(_id_of, items))
+    return [f"{cell.lock.lock_id}/{cell.sequence}" for cell in silent if cell.lock.state_id in chosen]
 
 
 def _id_of(item: str | LockRow) -> str:

@@ -51,6 +51,7 @@ class _KeeperRows(Rows):
     def __init__(self, repository: KeeperRepository) -> None:
         super().__init__(repository)
         cells = repository.cells
-        self.create, self.take, self.retake, self.touch = cells.create, cells.take, cells.retake, cells.touch
+        self.create, self.touch = cells.create, cells.touch
+        self.take, self.retake, self.take_over = cells.take, cells.retake, cells.take_over
         self.release, self.release_own, self.cancel = cells.release, cells.release_own, cells.cancel
         self.look, self.sequences = repository.look, repository.sequences

@@ -54,6 +54,9 @@ REPEATED = "again"
 STALE = "an old answer"
 """A look sees the rows in Keeper as they were before the last change."""
 JUMP = "the lease is over"
+HALF_JUMP = "half the lease is over"
+JUMPS = {JUMP: LEASE_SECONDS + 1, HALF_JUMP: LEASE_SECONDS * 0.55}
+"""How much time passes at once, in seconds: a holder may be over while a guard that is younger is not."""
 
 Operation = tuple[str, tuple[str, ...]]
 """What to do (`update`, `checked_update`, `renewed_update`, `set`, ...), and with which state IDs."""
@@ -75,7 +78,7 @@ class Setup:
 
     Attributes:
         scripts: The operations of each client, one after the other.
-        faults: What may befall calls: of `FAULTS_OF_WRITES`, `REPEATED`, `STALE`, and `JUMP`, by which every lease is
+        faults: What may befall calls: of `FAULTS_OF_WRITES`, `REPEATED`, `STALE`, and of `JUMPS`, by which leases are
             over at any time.
         most_faults: How many of them there are in one run at most.
         tick: How far the server's clock moves with each insert, in microseconds; 0: all ties.
@@ -403,8 +406,8 @@ class World:
         if not self.faults:
             return usual, []
         faults = [Action(fault, client) for client in ready for fault in self._faults_of(client)]
-        if JUMP in self.setup.faults and any(self.inside.values()):
-            faults.append(Action(JUMP))
+        if any(self.inside.values()):
+            faults += [Action(jump) for jump in JUMPS if jump in self.setup.faults]
         return usual, faults
 
     def _faults_of(self, client: Client) -> Iterator[str]:
@@ -419,10 +422,10 @@ class World:
             action.client.step(action.what)
         elif action.late:
             self._land(self.late.pop(action.late - 1)[1])
-        elif action.what == JUMP:
+        elif action.what in JUMPS:
             self.faults -= 1
             self.jumped = True
-            self._pass(LEASE_SECONDS + 1, self.clients)
+            self._pass(JUMPS[action.what], self.clients)
         else:
             self.idle += 1
             self._pass(IDLE_SECONDS, self.clients)

@@ -32,21 +32,30 @@ class MemoryKeeper(MemoryLocks):
         for row in rows:
             self.cells.setdefault(row.state_id, Cell(self._lock(row, self.now()), row.released, row.sequence))
 
-    def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
+    def take(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
+        self._give(rows, lambda cell: self.is_free(cell, seen))
+
+    def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
+        self.take(rows, seen)
+
+    def take_over(self, rows: Collection[LockRow], silent: Collection[Cell]) -> None:
+        self._give(rows, lambda cell: self.is_silent(cell, silent))
+
+    def _give(self, rows: Collection[LockRow], may_be_taken: Callable[[Cell], bool]) -> None:
         for row in rows:
             cell = self.cells.get(row.state_id)
-            if cell and self.is_free(cell, seen, silent):
+            if cell and may_be_taken(cell):
                 token = max(self.now(), cell.lock.token + TOKEN_STEP)
                 depositions = cell.depositions + (not cell.released)
                 self.cells[row.state_id] = Cell(self._lock(row, token), False, cell.sequence, depositions)
 
-    def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
-        self.take(rows, seen, ())
-
-    def is_free(self, cell: Cell, seen: Mapping[str, str], silent: Collection[Cell]) -> bool:
+    def is_free(self, cell: Cell, seen: Mapping[str, str]) -> bool:
         """Whether a row may be taken by who has seen that."""
-        marks = {(each.lock.lock_id, each.sequence) for each in silent}
-        return cell.lock.lock_id in seen.values() and (cell.released or (cell.lock.lock_id, cell.sequence) in marks)
+        return cell.released and cell.lock.lock_id == seen.get(cell.lock.state_id)
+
+    def is_silent(self, cell: Cell, silent: Collection[Cell]) -> bool:
+        """Whether a row may be taken from its holder by who has seen that."""
+        return (cell.lock.lock_id, cell.sequence) in {(each.lock.lock_id, each.sequence) for each in silent}
 
     def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
         for cell in self._own(lock_id, state_ids):
@@ -67,7 +76,7 @@ class MemoryKeeper(MemoryLocks):
     ) -> None:
         for state_id in state_ids:
             cell = self.cells.get(state_id)
-            if cell and (cell.lock.lock_id == lock_id or self.is_free(cell, seen, silent)):
+            if cell and (cell.lock.lock_id == lock_id or self.is_free(cell, seen) or self.is_silent(cell, silent)):
                 depositions = cell.depositions + (not cell.released and cell.lock.lock_id != lock_id)
                 lock = replace(cell.lock, lock_id=burnt)
                 self.cells[state_id] = Cell(lock, True, cell.sequence, depositions)
@@ -86,10 +95,17 @@ class MemoryKeeper(MemoryLocks):
         return LiveLock(row.state_id, row.lock_id, token, now, now, row.lease_seconds, row.identity)
 
 
+class AsksForNoGuard(MemoryKeeper):
+    """Who asks for a guard is told that it is alive: among those who lock in Keeper, the rows there have to do."""
+
+    def alive(self, state_ids: Collection[str], lock_ids: Collection[str]) -> Collection[tuple[str, str]]:
+        return {(state_id, lock_id) for state_id in state_ids for lock_id in lock_ids}
+
+
 class TakesWhatIsHeld(MemoryKeeper):
     """Mistake: a row is taken whoever has it."""
 
-    def is_free(self, cell: Cell, seen: Mapping[str, str], silent: Collection[Cell]) -> bool:
+    def is_free(self, cell: Cell, seen: Mapping[str, str]) -> bool:
         return True
 
 
@@ -100,7 +116,7 @@ class ChecksNothing(MemoryKeeper):
         return dict.fromkeys(guards, 1_000_000)
 
 
-class ReleasesWhatOthersHold(MemoryKeeper):
+class ReleasesWhatOthersHold(AsksForNoGuard):
     """Mistake: a release does not tell whose row it met."""
 
     def release_own(self, lock_id: str, state_id: str) -> bool:
@@ -108,11 +124,11 @@ class ReleasesWhatOthersHold(MemoryKeeper):
         return True
 
 
-class CountsNoDepositions(MemoryKeeper):
+class CountsNoDepositions(AsksForNoGuard):
     """Mistake: a row does not tell that a holder of it was deposed."""
 
-    def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
-        super().take(rows, seen, silent)
+    def take_over(self, rows: Collection[LockRow], silent: Collection[Cell]) -> None:
+        super().take_over(rows, silent)
         self.cells = {state_id: replace(cell, depositions=0) for state_id, cell in self.cells.items()}
 
 
@@ -149,11 +165,14 @@ class SteppedKeeper:
     def create(self, rows: Collection[LockRow]) -> None:
         self._write("creates", "create", tuple(rows))
 
-    def take(self, rows: Collection[LockRow], seen: Mapping[str, str], silent: Collection[Cell]) -> None:
-        self._write("takes", "take", tuple(rows), dict(seen), tuple(silent))
+    def take(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
+        self._write("takes", "take", tuple(rows), dict(seen))
 
     def retake(self, rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
         self._write("takes", "retake", tuple(rows), dict(seen))
+
+    def take_over(self, rows: Collection[LockRow], silent: Collection[Cell]) -> None:
+        self._write("takes over", "take_over", tuple(rows), tuple(silent))
 
     def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
         self._write(f"touches {lock_id}", "touch", lock_id, tuple(state_ids), sequence, token)

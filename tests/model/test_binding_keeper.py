@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.model.binding import (
     CHECKED_UPDATE,
     CLEAR,
     FAULTS_OF_WRITES,
     JUMP,
+    JUMPS,
     RENEWED_UPDATE,
     REPEATED,
     SET,
@@ -21,6 +24,7 @@ from tests.model.binding import (
     sample,
 )
 from tests.model.keeper_memory import (
+    AsksForNoGuard,
     ChecksNothing,
     CountsNoDepositions,
     LateTakes,
@@ -46,14 +50,17 @@ def test_two_clients_with_a_lost_answer_in_every_order() -> None:
     assert_all_is_well(explore(keeper([SET], [SET], faults=["lost", REPEATED])), complete=2_500, states=10_000)
 
 
-def test_clients_that_are_deposed_while_answers_are_lost_at_random() -> None:
-    setup = keeper([UPDATE, RENEWED_UPDATE], [UPDATE], [SET], faults=[REPEATED, STALE, JUMP, "lost"], most_faults=4)
+@pytest.mark.parametrize("locks", [MemoryKeeper, AsksForNoGuard])
+def test_clients_that_are_deposed_while_answers_are_lost_at_random(locks: type[MemoryKeeper]) -> None:
+    setup = keeper([UPDATE, RENEWED_UPDATE], [UPDATE], [SET], faults=[REPEATED, STALE, *JUMPS, "lost"], most_faults=4,
+                   locks=locks)  # fmt: skip
     assert_all_is_well(sample(setup, 1_000, 5), complete=1_000, states=900)
 
 
-def test_bulk_calls_of_clients_that_are_deposed_at_random() -> None:
+@pytest.mark.parametrize("locks", [MemoryKeeper, AsksForNoGuard])
+def test_bulk_calls_of_clients_that_are_deposed_at_random(locks: type[MemoryKeeper]) -> None:
     setup = keeper([SET_ALL, UPDATE], [SET_ALL_BACKWARDS, OTHER_UPDATE], [OTHER_SET, UPDATE],
-                   faults=[REPEATED, JUMP, "lost"], most_faults=4)  # fmt: skip
+                   faults=[REPEATED, *JUMPS, "lost"], most_faults=4, locks=locks)  # fmt: skip
     assert_all_is_well(sample(setup, 800, 6), complete=800, states=700)
 
 
@@ -77,9 +84,9 @@ def test_clients_of_both_modes_with_faults_at_random() -> None:
 
 
 def test_clients_of_both_modes_that_are_deposed_at_random() -> None:
-    setup = keeper([UPDATE, RENEWED_UPDATE], [UPDATE], [UPDATE, SET], faults=(REPEATED, "lost", JUMP), most_faults=3,
-                   keeper=[0, 2])  # fmt: skip
-    assert_all_is_well(sample(setup, 800, 7), complete=800, states=700)
+    setup = keeper([UPDATE, RENEWED_UPDATE], [UPDATE], [UPDATE, SET],
+                   faults=(REPEATED, "lost", "late", "twice", *JUMPS), most_faults=4, keeper=[0, 2])  # fmt: skip
+    assert_all_is_well(sample(setup, 1_500, 7), complete=1_500, states=1_400)
 
 
 def test_taking_what_is_held_is_caught() -> None:

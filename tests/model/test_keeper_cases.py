@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from meltano_ch_state.errors import ServerUnreachableError, StateLockedError, StateLockLostError
-from meltano_ch_state.keeper import KeeperLocker, KeeperView
+from meltano_ch_state.keeper import Cell, KeeperLocker, KeeperView
 from meltano_ch_state.lock import Lock
 from meltano_ch_state.locker import Locker, LockOptions
-from meltano_ch_state.protocol import LockRow, StateRow
+from meltano_ch_state.process import identify
+from meltano_ch_state.protocol import GUARD, LockRow, StateRow, View
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.testing import MemoryDatabase, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
@@ -47,9 +49,36 @@ class Keeper(MemoryKeeper):
     def __init__(self, database: MemoryDatabase) -> None:
         super().__init__(database)
         self.old: dict[str, Any] = {}
-        self.old_looks = self.conflicts = self.lost_answers = 0
+        self.old_looks = self.old_sequences = self.conflicts = self.lost_answers = 0
         self.before_repeating: list[Callable[[], None]] = []
+        self.before_revoking: list[Callable[[], None]] = []
         self.before_taking_over: list[Callable[[], None]] = []
+        self.after_reading: list[Callable[[], None]] = []
+        self.after_guarding: list[Callable[[], None]] = []
+        self.after_taking_over: list[Callable[[], None]] = []
+        self.guards: list[LockRow] = []
+        self.again: Callable[[], None] = void
+
+    def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
+        views = super().read(state_ids)
+        if self.after_reading:
+            self.after_reading.pop()()
+        return views
+
+    def sequences(self, lock_id: str, guards: Mapping[str, str]) -> Mapping[str, int]:
+        if not self.old_sequences:
+            return super().sequences(lock_id, guards)
+        self.old_sequences -= 1
+        return {}
+
+    def take_over(self, rows: Collection[LockRow], silent: Collection[Cell]) -> None:
+        """Take rows; `again` does it once more, as a request that lands twice."""
+        if self.before_taking_over:
+            self.before_taking_over.pop()()
+        super().take_over(rows, silent)
+        self.again = partial(super().take_over, rows, silent)
+        if self.after_taking_over:
+            self.after_taking_over.pop()()
 
     def look(self, state_ids: Collection[str]) -> Mapping[str, KeeperView]:
         views = super().look(state_ids)
@@ -59,9 +88,13 @@ class Keeper(MemoryKeeper):
         return {state_id: replace(view, cell=self.old[state_id]) for state_id, view in views.items()}
 
     def insert(self, rows: Collection[LockRow]) -> None:
-        if any(row.identity.operation == "take over" for row in rows) and self.before_taking_over:
-            self.before_taking_over.pop()()
+        if any(row.identity.operation == "take over" for row in rows) and self.before_revoking:
+            self.before_revoking.pop()()
         super().insert(rows)
+        guards = [row for row in rows if row.identity.operation == GUARD]
+        self.guards += guards
+        if guards and self.after_guarding:
+            self.after_guarding.pop()()
 
     def create(self, rows: Collection[LockRow]) -> None:
         super().create(rows)
@@ -124,6 +157,15 @@ class World:
         self.pass_leases(1.1)
         self.in_keeper().set(state(state_id, "old"))
         assert self.keeper.cells[state_id].depositions == 1
+
+    def held_beside_a_younger_guard(self) -> Held:
+        """A holder of state 1, silent for a little more than half its lease."""
+        self.in_keeper().set(state("1", "old"))
+        held = Held(self.in_keeper(), "1")
+        self.pass_leases(0.55)
+        with pytest.raises(StateLockedError):
+            self.in_keeper(0.1).set(state("1", "b"))
+        return held
 
     def written_after_a_view(self, label: str) -> Held:
         """A holder of state 1 that has written, in a Keeper whose old view is from before its lock."""
@@ -190,7 +232,7 @@ def test_a_release_whose_answer_was_lost_counts_whatever_bulk_call_follows(world
     assert labels(other, "2") == ["b"]
 
 
-def void(_: object) -> None:
+def void(*_: object) -> None:
     """Take what nobody needs."""
 
 
@@ -250,14 +292,14 @@ def test_a_renewal_of_a_guard_that_is_over_does_not_stand_for_it(world: World) -
     world.pass_leases(0.45)
     held = Held(world.in_keeper(), "1")
     world.pass_leases(0.56)  # the guard is over; the lock is not
-    world.keeper.before_taking_over.append(held.lock.renew)
+    world.keeper.before_revoking.append(held.lock.renew)
     other = Held(world.by_inserts(), "1")
     held.write("a")
     with pytest.raises(StateLockLostError):
         held.release()
     other.write("b")
     other.release()
-    assert not world.keeper.before_taking_over
+    assert not world.keeper.before_revoking
 
 
 @pytest.mark.parametrize("counts_when_released", [True, False])
@@ -280,8 +322,8 @@ def test_a_late_write_of_a_paused_holder_in_keeper_is_hidden_under_one_by_insert
     assert labels(other.store, "1") == ["old", "b"]
 
 
-def write_and_release(held: Held) -> None:
-    held.write("a")
+def write_and_release(held: Held, label: str = "a") -> None:
+    held.write(label)
     held.release()
 
 
@@ -313,3 +355,162 @@ def test_a_guard_is_not_unlocked_by_hand_so_the_error_names_no_command(world: Wo
     with pytest.raises(StateLockedError, match="Set lock_mode to keeper here") as caught:
         world.by_inserts().set(state("1", "b"))
     assert caught.value.unlock_command == ""
+
+
+def test_a_guard_that_a_late_repetition_makes_look_alive_again_is_relied_on_by_nobody(world: World) -> None:
+    world.in_keeper().set(state("1", "old"))
+
+    def repeat_and_let_another_in() -> None:
+        world.keeper.insert(world.keeper.guards[:1])
+        world.paused.append(Held(world.in_keeper(), "1"))
+
+    world.keeper.before_revoking.append(repeat_and_let_another_in)
+    with pytest.raises(StateLockedError):
+        Held(world.by_inserts(1.5 * LEASE_SECONDS), "1")
+    write_and_release(world.paused[0])
+    assert labels(world.in_keeper(), "1") == ["old", "a"]
+
+
+def test_a_guard_that_was_seen_to_end_before_it_was_renewed_is_relied_on_by_nobody(world: World) -> None:
+    world.in_keeper().set(state("1", "old"))
+    silent = Held(world.in_keeper(), "1")
+
+    def renew_and_let_another_in() -> None:
+        silent.lock.renew()
+        silent.release()
+        world.paused.append(Held(world.in_keeper(), "1"))
+
+    world.keeper.before_revoking.append(renew_and_let_another_in)
+    with pytest.raises(StateLockedError):
+        Held(world.by_inserts(1.5 * LEASE_SECONDS), "1")
+    write_and_release(world.paused[0])
+    assert labels(world.in_keeper(), "1") == ["old", "a"]
+
+
+def test_a_guard_under_which_one_is_slow_and_that_ends_meanwhile_is_asked_for(world: World) -> None:
+    world.in_keeper().set(state("1", "old"))
+    world.pass_leases(0.45)
+    slow = Held(world.in_keeper(), "1")
+    world.pass_leases(0.56)
+    other = Held(world.by_inserts(), "1")
+    write_and_release(other, "b")
+    with pytest.raises(StateLockLostError):
+        write_and_release(slow)
+    assert labels(other.store, "1") == ["old", "b"]
+
+
+@pytest.mark.parametrize("holds_in_keeper", [True, False])
+def test_a_pause_between_a_look_and_what_is_made_of_it_is_not_taken_for_silence(
+    world: World, holds_in_keeper: bool
+) -> None:
+    world.in_keeper().set(state("1", "old"))
+    world.pass_leases(0.0 if holds_in_keeper else 1.1)
+    began = world.time.seconds
+    holder = Held(world.in_keeper() if holds_in_keeper else world.by_inserts(), "1")
+
+    def renew_for_a_lease() -> None:
+        for _ in range(4):
+            world.pass_leases(0.3)
+            holder.lock.renew()
+
+    def be_paused_once() -> None:
+        if world.time.seconds - began > 0.2 * LEASE_SECONDS:
+            world.time.asleep = void
+            world.keeper.after_reading.append(renew_for_a_lease)
+
+    world.time.asleep = be_paused_once
+    with pytest.raises(StateLockedError):
+        Held(world.by_inserts(1.5 * LEASE_SECONDS), "1")
+    write_and_release(holder)
+    assert labels(holder.store, "1") == ["old", "a"]
+
+
+def test_a_take_over_that_lands_again_after_its_holder_released_takes_nothing(world: World) -> None:
+    holder = world.held_beside_a_younger_guard()
+    world.keeper.before_taking_over.append(holder.lock.renew)
+    with pytest.raises(StateLockedError):
+        world.in_keeper(0.6 * LEASE_SECONDS).set(state("1", "b"))
+    write_and_release(holder)
+    world.keeper.again()
+    assert world.keeper.cells["1"].released
+
+
+def test_who_took_over_too_late_does_not_hold_by_a_repetition_what_it_read_too_early(world: World) -> None:
+    holder = world.held_beside_a_younger_guard()
+
+    def write_after_the_read() -> None:
+        write_and_release(holder)
+        world.keeper.again()
+
+    world.keeper.before_taking_over.append(holder.lock.renew)
+    world.keeper.after_taking_over.append(lambda: world.keeper.after_reading.append(write_after_the_read))
+    other = Held(world.in_keeper(0.6 * LEASE_SECONDS), "1")
+    write_and_release(other, "b")
+    assert labels(other.store, "1") == ["old", "a", "b"]
+
+
+def test_each_guard_of_a_bulk_call_is_asked_for_by_its_own_age(world: World) -> None:
+    client = world.in_keeper(60.0)
+    client.set(state("2", "old"))
+    world.pass_leases(0.1)
+    client.set(state("1", "old"))
+    world.pass_leases(0.47)
+    rival = Lock(world.keeper, ["2"], LEASE_SECONDS, identify("rival"))
+
+    def come_slowly() -> None:
+        world.pass_leases(0.3)
+        world.keeper.insert(rival.rows)
+
+    def be_paused() -> None:
+        world.pass_leases(0.235)
+        world.paused.append(Held(world.by_inserts(), "1"))
+
+    world.keeper.after_guarding.append(come_slowly)
+    world.states.before = be_paused
+    with pytest.raises(StateLockLostError):
+        client.set_all([state("1", "a"), state("2", "a")])
+    write_and_release(world.paused[0], "b")
+    assert labels(client, "1") == ["old", "b"]
+
+
+def test_what_two_calls_sent_in_one_outage_is_cancelled_when_it_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = world.in_keeper()
+    client.set(state("1", "old"))
+    keeper, late = world.keeper, list[Callable[[], None]]()
+    retake = keeper.retake
+
+    def lose(rows: Collection[LockRow], seen: Mapping[str, str]) -> None:
+        late.append(lambda: retake(rows, seen))
+        if len(late) == 1:
+            with monkeypatch.context() as outage:
+                outage.setattr(keeper, "cancel", unreachable)
+                with pytest.raises(ServerUnreachableError):
+                    client.set(state("1", "b"))
+        unreachable()
+
+    monkeypatch.setattr(keeper, "retake", lose)
+    with pytest.raises(ServerUnreachableError):
+        client.set(state("1", "a"))
+    late[0]()
+    assert keeper.cells["1"].released
+
+
+def unreachable(*_: object) -> None:
+    raise ServerUnreachableError("No answer")
+
+
+def test_a_check_that_reads_an_old_view_of_keeper_looks_again(world: World) -> None:
+    held = world.written_after_a_view("a")
+    world.keeper.old_sequences = 4
+    held.lock.confirm()
+    held.release()
+
+
+def test_guards_that_are_over_do_not_pile_up(world: World) -> None:
+    client = world.in_keeper()
+    for _ in range(20):
+        client.set(state("1", "a"))
+        world.pass_leases(0.6)
+    assert len(world.keeper.read(["1"])["1"].guards()) <= 3

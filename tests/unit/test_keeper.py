@@ -15,23 +15,26 @@ INSERTED = LiveLock("s", "inserted", 1, 1, 1, LEASE_SECONDS, WHO)
 
 
 def guard(age_seconds: float = 0.0) -> LiveLock:
-    return LiveLock("s", "guard", GUARD_BORN, GUARD_BORN, -int(age_seconds * 1e6), LEASE_SECONDS, KEEPER)
+    """One that was made so long ago, and renewed just now."""
+    return LiveLock("s", "guard", -int(age_seconds * 1e6), GUARD_BORN, 0, LEASE_SECONDS, KEEPER)
 
 
-def cell(lock_id: str, *, released: bool = False) -> Cell:
-    return Cell(LiveLock("s", lock_id, 2 * TOKEN_STEP, 0, 0, LEASE_SECONDS, WHO), released, 1)
+def cell(lock_id: str, *, released: bool = False, token: int = 2 * TOKEN_STEP) -> Cell:
+    return Cell(LiveLock("s", lock_id, token, 0, 0, LEASE_SECONDS, WHO), released, 1)
 
 
-def verdict(seen: Cell | None, *rows: LiveLock, before: str | None = "before", greatest: int = 0) -> Verdict:
-    return judge(KeeperView(seen, make_view(rows, greatest, 0)), "me", before, LEASE_SECONDS)
+def verdict(seen: Cell | None, *rows: LiveLock, greatest: int = 0) -> Verdict:
+    return judge(KeeperView(seen, make_view(rows, greatest, 0)), "me", cell("before").lock, LEASE_SECONDS)
 
 
 def test_who_has_the_row_and_a_fresh_guard_holds() -> None:
     assert verdict(cell("me"), guard()) is Verdict.HELD
 
 
-@pytest.mark.parametrize("seen", [None, cell("before", released=True)])
-def test_a_row_as_it_was_before_may_be_an_old_read_so_one_looks_again(seen: Cell | None) -> None:
+@pytest.mark.parametrize(
+    "seen", [None, cell("before", released=True), cell("earlier", token=1), cell("earlier", token=1, released=True)]
+)
+def test_a_row_as_it_was_before_or_earlier_may_be_an_old_read_so_one_looks_again(seen: Cell | None) -> None:
     assert verdict(seen, guard()) is Verdict.STAY
 
 
@@ -47,7 +50,7 @@ def test_who_finds_somebody_that_locks_by_inserts_gives_the_row_back() -> None:
 
 
 @pytest.mark.parametrize(("age", "expected"), [(4.9, Verdict.HELD), (5.1, Verdict.STAY)])
-def test_a_guard_counts_for_the_first_half_of_its_lease(age: float, expected: Verdict) -> None:
+def test_a_guard_counts_for_half_a_lease_whoever_renewed_it(age: float, expected: Verdict) -> None:
     assert verdict(cell("me"), guard(age)) is expected
 
 

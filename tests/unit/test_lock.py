@@ -17,6 +17,7 @@ from meltano_ch_state.lock import locked
 from meltano_ch_state.locker import Locker, LockOptions, Metrics
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import TOKEN_STEP, LockRow, View, tombstone_of
+from meltano_ch_state.renewal import Renewal
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
@@ -325,6 +326,43 @@ def test_an_interrupt_while_waiting_leaves_no_row_and_touches_no_others(
     assert live_rows(database) == ["rival"]
 
 
+@pytest.mark.parametrize("moment", ["start", "stop"])
+def test_an_interrupt_while_a_renewal_starts_or_stops_leaves_nothing_held(
+    database: MemoryDatabase, fake: FakeTime, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    one = locker(database, fake)
+    wanted = getattr(Renewal, moment)
+
+    def be_interrupted(renewal: Renewal) -> None:
+        wanted(renewal)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Renewal, moment, be_interrupted)
+        with pytest.raises(KeyboardInterrupt), one.hold("s"):
+            pass
+    assert live_rows(database) == []
+    with one.hold("s"):
+        pass
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("renew ")]
+
+
+def test_a_renewal_that_cannot_start_leaves_nothing_held_and_its_error_is_told(
+    database: MemoryDatabase, fake: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    one = locker(database, fake)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"), one.hold("s"):
+            pass
+    assert live_rows(database) == []
+    with one.hold("s"):
+        pass
+
+
 def test_an_insert_whose_answer_never_came_is_withdrawn(database: MemoryDatabase, fake: FakeTime) -> None:
     class Unanswered(MemoryLocks):
         def insert(self, rows: Collection[LockRow]) -> None:
@@ -445,6 +483,20 @@ def test_metrics_tell_attempts_wait_and_hold(database: MemoryDatabase, fake: Fak
     assert seen[0].attempts == 2
     assert seen[0].wait_seconds >= 1.0
     assert seen[0].hold_seconds == pytest.approx(7, abs=0.01)
+
+
+def test_an_observer_that_fails_neither_masks_an_error_nor_makes_one(
+    database: MemoryDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Metrics) -> None:
+        raise ValueError("no such gauge")
+
+    one = Locker(MemoryLocks(database), LockOptions(observe=fail))
+    with one.hold("s"):
+        pass
+    with pytest.raises(ZeroDivisionError), one.hold("s"):
+        raise ZeroDivisionError
+    assert caplog.text.count("no such gauge") == 2
 
 
 def test_a_forked_child_neither_releases_nor_writes_under_its_parents_lock(database: MemoryDatabase) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from meltano_ch_state.process import identify
+from meltano_ch_state.protocol import LiveLock
 from meltano_ch_state.waiting import LONGEST_TURN_SECONDS, SHORTEST_PAUSE_SECONDS, Clock, Wait
 
 
@@ -27,6 +29,15 @@ def test_who_is_further_back_in_the_queue_looks_less_often(wait: Wait) -> None:
     pauses = [pause(wait, 0.0, places) for places in range(1, 9)]
     assert pauses == sorted(pauses)
     assert pauses[-1] > 5 * pauses[0]
+
+
+def test_silence_lasts_from_the_end_of_the_first_look_to_the_beginning_of_the_last(wait: Wait) -> None:
+    lock = LiveLock("s", "other", 1, 1, locked_at=1, lease_seconds=10.0, identity=identify("test"))
+    for look_begins, look_ends, expected in ((0.0, 5.0, False), (14.0, 16.0, False), (16.5, 16.6, True)):
+        wait.clock.sleep(look_begins - wait.clock.monotonic())
+        wait.asks()
+        wait.clock.sleep(look_ends - look_begins)
+        assert wait.sees_silence(lock) is expected
 
 
 def test_short_turns_are_asked_for_more_often(wait: Wait) -> None:
