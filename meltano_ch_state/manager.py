@@ -150,6 +150,7 @@ class ClickhouseStateStoreManager(StateStoreManager):
         """
         longest = min(retry_seconds, self.settings.lock_retry_seconds)
         whole = getattr(self._updating, "now", False)
+        self._updating.now = False  # it is for the lock of the update, and for none that is taken in it
         with (
             meltano_errors(),
             self.store.lock(state_id, "update", counts_when_released=whole, retry_seconds=longest),

@@ -113,6 +113,25 @@ def test_a_write_in_a_block_is_checked_before_the_block_ends(manager: Manager) -
     assert sent == ["INSERT", "ALTER", "SELECT", "ALTER"]
 
 
+def test_a_lock_taken_within_an_update_is_checked_by_itself(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    store = manager.store
+    lock, get = store.lock, manager.get
+
+    def observed(*args: object, **options: object) -> object:
+        asked.append(options["counts_when_released"])
+        return lock(*args, **options)  # type: ignore[arg-type]
+
+    def get_under_another_lock(state_id: str) -> MeltanoState | None:
+        with manager.acquire_lock("another"):
+            return get(state_id)
+
+    monkeypatch.setattr(store, "lock", observed)
+    monkeypatch.setattr(manager, "get", get_under_another_lock)
+    manager.update(MeltanoState(STATE_ID, {"p": 1}))
+    assert asked == [True, False]
+
+
 def after_the_write(manager: Manager, act: Callable[[], None]) -> None:
     """Have something happen between the next write of a manager and its release."""
     armed = [act]
