@@ -527,12 +527,13 @@ def guard_row(state_id: str, lock_id: str, lease_seconds: float, made: int) -> L
 
 
 def _young_guards(rows: View, lease_seconds: float) -> list[LiveLock]:
-    """The guards that were made so lately that nobody can see one end for another half of the lease.
+    """The guards made so lately that nobody can see one end for another half of the lease; the youngest first.
 
     Those with another lease do not count: who renews such a one, if only late, may leave it less than is seen here.
     """
     alike = (guard for guard in rows.guards() if guard.lease_seconds == lease_seconds)
-    return [guard for guard in alike if guard.age_seconds(rows.now) <= lease_seconds * YOUNG_GUARD]
+    young = (guard for guard in alike if guard.age_seconds(rows.now) <= lease_seconds * YOUNG_GUARD)
+    return sorted(young, key=lambda guard: -guard.token)
 
 
 def _is_old(cell: Cell, seen: LiveLock) -> bool:

@@ -15,7 +15,7 @@ from meltano_ch_state.keeper import Cell, KeeperLocker, KeeperView
 from meltano_ch_state.lock import Lock
 from meltano_ch_state.locker import Locker, LockOptions
 from meltano_ch_state.process import identify
-from meltano_ch_state.protocol import GUARD, LockRow, StateRow, View
+from meltano_ch_state.protocol import GUARD, LiveLock, LockRow, StateRow, View, tombstone_of
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.testing import MemoryDatabase, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
@@ -506,6 +506,23 @@ def test_a_check_that_reads_an_old_view_of_keeper_looks_again(world: World) -> N
     world.keeper.old_sequences = 4
     held.lock.confirm()
     held.release()
+
+
+@pytest.mark.parametrize("lock_id", ["0", "z"])
+def test_of_two_guards_a_holder_relies_on_the_younger_one(world: World, lock_id: str) -> None:
+    world.in_keeper().set(state("1", "old"))
+    (older,) = world.keeper.guards
+    world.pass_leases(0.4)
+    world.keeper.insert([replace(older, lock_id=lock_id, token=world.time.now())])
+    held = Held(world.in_keeper(), "1")
+    world.pass_leases(0.65)
+    world.keeper.insert([tombstone_of(first_guard(world, older.lock_id), identify("take over"))])
+    write_and_release(held)
+    assert labels(held.store, "1") == ["old", "a"]
+
+
+def first_guard(world: World, lock_id: str) -> LiveLock:
+    return next(guard for guard in world.keeper.read(["1"])["1"].guards() if guard.lock_id == lock_id)
 
 
 def test_guards_that_are_over_do_not_pile_up(world: World) -> None:
