@@ -537,8 +537,8 @@ def _young_guards(rows: View, lease_seconds: float) -> list[LiveLock]:
 
 
 def _is_old(cell: Cell, seen: LiveLock) -> bool:
-    """Whether a row looks as it was seen before it was taken, or older: a read in Keeper may be old."""
-    return cell.lock.token < seen.token or (cell.released and cell.lock.lock_id == seen.lock_id)
+    """Whether a row shows who was seen before it was taken, or somebody earlier: a read in Keeper may be old."""
+    return cell.lock.lock_id == seen.lock_id or cell.lock.token < seen.token
 
 
 def _details(lock: Lock | LiveLock) -> tuple[float, Identity]:

@@ -57,6 +57,7 @@ class Keeper(MemoryKeeper):
         self.after_guarding: list[Callable[[], None]] = []
         self.after_taking_over: list[Callable[[], None]] = []
         self.guards: list[LockRow] = []
+        self.taken_over = 0
         self.again: Callable[[], None] = void
 
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
@@ -76,6 +77,7 @@ class Keeper(MemoryKeeper):
         if self.before_taking_over:
             self.before_taking_over.pop()()
         super().take_over(rows, silent)
+        self.taken_over += 1
         self.again = partial(super().take_over, rows, silent)
         if self.after_taking_over:
             self.after_taking_over.pop()()
@@ -447,6 +449,20 @@ def test_who_took_over_too_late_does_not_hold_by_a_repetition_what_it_read_too_e
     other = Held(world.in_keeper(0.6 * LEASE_SECONDS), "1")
     write_and_release(other, "b")
     assert labels(other.store, "1") == ["old", "a", "b"]
+
+
+def test_who_took_over_and_sees_an_old_view_of_that_looks_again_and_leaves_nothing_held(world: World) -> None:
+    holder = world.held_beside_a_younger_guard()
+    world.keeper.old = dict(world.keeper.cells)
+
+    def look_back() -> None:
+        world.keeper.old_looks = 1
+
+    world.keeper.after_taking_over.append(look_back)
+    world.in_keeper(0.6 * LEASE_SECONDS).set(state("1", "b"))
+    assert holder.lock.lock_id == world.keeper.old["1"].lock.lock_id
+    assert world.keeper.cells["1"].released
+    assert world.keeper.taken_over == 1
 
 
 def test_each_guard_of_a_bulk_call_is_asked_for_by_its_own_age(world: World) -> None:

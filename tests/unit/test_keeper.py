@@ -32,15 +32,20 @@ def test_who_has_the_row_and_a_fresh_guard_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    "seen", [None, cell("before", released=True), cell("earlier", token=1), cell("earlier", token=1, released=True)]
+    "seen",
+    [
+        None,
+        cell("before"),
+        cell("before", released=True),
+        cell("earlier", token=1),
+        cell("earlier", token=1, released=True),
+    ],
 )
 def test_a_row_as_it_was_before_or_earlier_may_be_an_old_read_so_one_looks_again(seen: Cell | None) -> None:
     assert verdict(seen, guard()) is Verdict.STAY
 
 
-@pytest.mark.parametrize(
-    "seen", [cell("other"), cell("other", released=True), cell("before"), cell("me", released=True)]
-)
+@pytest.mark.parametrize("seen", [cell("other"), cell("other", released=True), cell("me", released=True)])
 def test_a_row_that_somebody_else_has_had_since_is_lost(seen: Cell) -> None:
     assert verdict(seen, guard()) is Verdict.LOST
 
