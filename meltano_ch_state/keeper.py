@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -108,16 +108,16 @@ class KeeperStore(LockStore, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Hold:
-    """What a holder saw of one state ID: its row, the young guards beside it, and when it asked for them."""
+    """What a holder saw of one state ID: its row, the guard that has to stay alive, and when it asked for them."""
 
     cell: Cell
-    guards: Sequence[LiveLock]
+    guard: LiveLock | None
     seen: Since
 
     @property
-    def guard(self) -> str:
-        """The lock_id of the guard that has to stay alive; empty where there was none."""
-        return self.guards[0].lock_id if self.guards else ""
+    def guard_id(self) -> str:
+        """The guard's lock_id; empty where there was none."""
+        return self.guard.lock_id if self.guard else ""
 
 
 class KeeperLock(Lock):
@@ -148,7 +148,7 @@ class KeeperLock(Lock):
     def learn_cell(self, cell: Cell, view: View, seen: Since) -> None:
         """Take over what the row has to tell, the state, and the guard, as seen by a read that began then."""
         self._sequence = max(self._sequence, cell.sequence)
-        self._holds[cell.lock.state_id] = _Hold(cell, _young_guards(view, self.lease_seconds), seen)
+        self._holds[cell.lock.state_id] = _Hold(cell, _young_guard(view, self.lease_seconds), seen)
         self.learn(cell.lock, view)
 
     def learned(self, state_ids: Iterable[str]) -> dict[str, LiveLock]:
@@ -207,7 +207,7 @@ class KeeperLock(Lock):
         asked = tuple(self.state_ids if state_ids is None else state_ids)
         with self._mutex:
             wanted = self._change(asked)
-        guards = {state_id: self._holds[state_id].guard for state_id in asked}
+        guards = {state_id: self._holds[state_id].guard_id for state_id in asked}
         for _ in self._looks():
             seen = self._keeper.sequences(self.lock_id, guards)
             missing = [state_id for state_id in asked if seen.get(state_id, 0) < wanted]
@@ -222,7 +222,7 @@ class KeeperLock(Lock):
         Raises:
             StateLockLostError: If it was deposed.
         """
-        guards = [guard for hold in tuple(self._holds.values()) for guard in hold.guards[:1]]
+        guards = [hold.guard for hold in tuple(self._holds.values()) if hold.guard]
         self._keeper.insert([guard_row(each.state_id, each.lock_id, each.lease_seconds, each.token) for each in guards])
         self.confirm()
 
@@ -250,7 +250,8 @@ class KeeperLock(Lock):
         The guard was younger than half its lease when it was seen, so nobody can have seen it end before a whole one.
         """
         hold = self._holds[state_id]
-        return hold.seen.seconds < self.lease_seconds * GUARDED_FOR or bool(self._store.alive([state_id], [hold.guard]))
+        asked_lately = hold.seen.seconds < self.lease_seconds * GUARDED_FOR
+        return asked_lately or bool(self._store.alive([state_id], [hold.guard_id]))
 
     def _looks(self) -> Iterator[None]:
         """Look a few times, with longer and longer pauses between: what one read may be old."""
@@ -430,7 +431,7 @@ class KeeperLocker(BaseLocker):
         None is renewed here, as somebody who saw it end may be about to revoke it.
         """
         lease = self.options.lease_seconds
-        lacking = {i: view.rows for i, view in views.items() if not _young_guards(view.rows, lease)}
+        lacking = {i: view.rows for i, view in views.items() if not _young_guard(view.rows, lease)}
         if not lacking:
             return
         made = max(rows.now for rows in lacking.values()) or self._keeper.now()
@@ -507,7 +508,7 @@ def judge(view: KeeperView, lock_id: str, seen: LiveLock | None, lease_seconds: 
         return Verdict.STAY if cell is None or (seen and _is_old(cell, seen)) else Verdict.LOST
     if view.rows.unguarded():
         return Verdict.WITHDRAW
-    if not _young_guards(view.rows, lease_seconds):
+    if not _young_guard(view.rows, lease_seconds):
         return Verdict.STAY
     return Verdict.HELD if cell.lock.token >= view.rows.floor + TOKEN_STEP else Verdict.BUMP
 
@@ -526,14 +527,14 @@ def guard_row(state_id: str, lock_id: str, lease_seconds: float, made: int) -> L
     return LockRow(state_id, lock_id, False, False, made, GUARD_BORN, lease_seconds, 1, by)
 
 
-def _young_guards(rows: View, lease_seconds: float) -> list[LiveLock]:
-    """The guards made so lately that nobody can see one end for another half of the lease; the youngest first.
+def _young_guard(rows: View, lease_seconds: float) -> LiveLock | None:
+    """The youngest guard, if it was made so lately that nobody can see it end for another half of the lease.
 
     Those with another lease do not count: who renews such a one, if only late, may leave it less than is seen here.
     """
     alike = (guard for guard in rows.guards() if guard.lease_seconds == lease_seconds)
-    young = (guard for guard in alike if guard.age_seconds(rows.now) <= lease_seconds * YOUNG_GUARD)
-    return sorted(young, key=lambda guard: -guard.token)
+    youngest = max(alike, key=lambda guard: guard.token, default=None)
+    return youngest if youngest and youngest.age_seconds(rows.now) <= lease_seconds * YOUNG_GUARD else None
 
 
 def _is_old(cell: Cell, seen: LiveLock) -> bool:

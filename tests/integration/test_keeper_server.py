@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,6 +26,7 @@ from meltano_ch_state.errors import (
     StateLockedError,
     StateLockLostError,
 )
+from meltano_ch_state.lock import Lock
 from meltano_ch_state.manager import ClickhouseStateStoreManager
 from meltano_ch_state.modes import ModeLocker
 from tests.rig.endpoint import Endpoint
@@ -118,9 +121,9 @@ def test_a_lock_taken_within_an_update_is_checked_by_itself(manager: Manager, mo
     store = manager.store
     lock, get = store.lock, manager.get
 
-    def observed(*args: object, **options: object) -> object:
+    def observed(*args: Any, **options: Any) -> AbstractContextManager[Lock]:
         asked.append(options["counts_when_released"])
-        return lock(*args, **options)  # type: ignore[arg-type]
+        return lock(*args, **options)
 
     def get_under_another_lock(state_id: str) -> MeltanoState | None:
         with manager.acquire_lock("another"):
