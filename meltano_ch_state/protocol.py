@@ -113,7 +113,7 @@ class View:
         live: The live locks of contenders and holders, the earliest first.
         queue: The places of those who wait, the earliest first.
         floor: The greatest token of tombstones, of their live rows, and of the state itself.
-        now: The server's time at the read.
+        now: The server's time at the read; 0 where that found no row.
         state: The state's newest version, where the read brought it along.
         version: That version's number; 0 where there is no state.
     """

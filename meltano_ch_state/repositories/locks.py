@@ -101,7 +101,7 @@ class LockRepository(TableRepository):
         """The same, and the rows in Keeper."""
         rows = self._view_rows(list(text_parts(state_ids)), in_keeper=True)
         cells = {row[0]: make_cell(*row) for row in rows if row[2] >= LIVE_CELL}
-        views = _make_views(state_ids, [row for row in rows if row[2] < LIVE_CELL])
+        views = _make_views(state_ids, rows)
         return {state_id: KeeperView(cells.get(state_id), view) for state_id, view in views.items()}
 
     def _view_rows(self, parts: Sequence[list[str]], in_keeper: bool = False) -> list[Row[Any]]:
@@ -329,11 +329,19 @@ _DETAILS = ("waiting", "lease_seconds", "holder", "process", "operation", "versi
 
 
 def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[str, View]:
+    """The views that some rows make; those in Keeper tell the time only.
+
+    Each state ID has the time of the query that read it: between two there may be a pause, and who was alive at the
+    first must not be taken for silent since.
+    """
     live: dict[str, list[LiveLock]] = {state_id: [] for state_id in state_ids}
     states: dict[str, StateRow] = {}
-    floors, versions, now = dict.fromkeys(state_ids, 0), dict.fromkeys(state_ids, 0), 0
+    floors, versions, times = (dict.fromkeys(state_ids, 0) for _ in range(3))
     for row in rows:
-        state_id, over, token, now = row[0], row[2], row[3], max(now, row[-1])
+        state_id, over, token = row[0], row[2], row[3]
+        times[state_id] = max(times[state_id], row[-1])
+        if over >= LIVE_CELL:
+            continue
         if not over:
             live[state_id].append(_live_lock(*row))
             continue
@@ -345,7 +353,7 @@ def _make_views(state_ids: Collection[str], rows: Sequence[Row[Any]]) -> dict[st
         whole = max(len(partial or ""), len(completed or "")) <= STATE_CHARACTERS
         if came_along and whole:
             states[state_id] = StateRow(state_id, partial, completed, token, bool(is_deleted))
-    return {i: make_view(live[i], floors[i], now, states.get(i), versions[i]) for i in state_ids}
+    return {i: make_view(live[i], floors[i], times[i], states.get(i), versions[i]) for i in state_ids}
 
 
 def _live_lock(  # noqa: PLR0917 - the columns of a row, in their order

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
+from sqlalchemy import Row
 
 from meltano_ch_state.connection import engine_for
 from meltano_ch_state.keeper import Cell, guard_row
@@ -135,6 +140,27 @@ def test_a_renewed_guard_is_as_old_as_when_it_was_made(locks: LockRepository) ->
     (guard,) = view.guards()
     assert guard.age_seconds(view.now) >= 60
     assert guard.lease_seconds_left(view.now) > LEASE_SECONDS - 60
+
+
+def test_each_of_many_ids_is_judged_by_the_time_of_the_query_that_read_it(
+    locks: LockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause_seconds, read = 0.5, locks.point_read
+
+    def read_after_a_pause(*asked: Any) -> Sequence[Row[Any]]:
+        time.sleep(pause_seconds)
+        return read(*asked)
+
+    monkeypatch.setattr(locks, "point_read", read_after_a_pause)
+    state_ids = [f"{number:050}" for number in range(2_000)]
+    first, last = state_ids[0], state_ids[-1]
+    locks.insert_rows([row(state_id, "holder") for state_id in (first, last)])
+    locks.cells.create([row(state_id, "holder") for state_id in ("1", "2")])
+    rows = locks.read_views(state_ids)
+    seen = locks.look(["1", *state_ids, "2"])
+    assert rows[last].now - rows[first].now >= pause_seconds * 1e6
+    assert seen["2"].rows.now - seen["1"].rows.now >= pause_seconds * 1e6
+    assert seen["1"].rows.now > rows[last].now
 
 
 def test_ids_that_fill_the_text_of_a_statement_are_taken_and_cancelled_by_several(cells: CellRepository) -> None:
