@@ -204,10 +204,10 @@ class KeeperLock(Lock):
         Raises:
             StateLockLostError: If it was deposed, or the guard is gone, so that others may be in.
         """
-        asked = tuple(self.state_ids if state_ids is None else state_ids)
         with self._mutex:
+            asked = tuple(self.state_ids if state_ids is None else state_ids)
+            guards = {state_id: self._holds[state_id].guard_id for state_id in asked}
             wanted = self._change(asked)
-        guards = {state_id: self._holds[state_id].guard_id for state_id in asked}
         for _ in self._looks():
             seen = self._keeper.sequences(self.lock_id, guards)
             missing = [state_id for state_id in asked if seen.get(state_id, 0) < wanted]
@@ -227,11 +227,12 @@ class KeeperLock(Lock):
         self.confirm()
 
     def forget(self, state_ids: Iterable[str]) -> None:
-        """Forget the state IDs that are released."""
+        """Forget the state IDs that were released, or could not be."""
         ended = tuple(state_ids)
         super().forget(ended)
-        for state_id in ended:
-            self._holds.pop(state_id, None)
+        with self._mutex:
+            for state_id in ended:
+                self._holds.pop(state_id, None)
 
     def _release_own(self, state_id: str) -> bool:
         """Release what is held, and tell whether it was held until then."""
@@ -299,6 +300,7 @@ class KeeperLocker(BaseLocker):
                 if turn.rest:
                     self._until_free(turn)
         finally:
+            self._bury(turn)  # unless it is done: an interrupt may have come before
             self._remember_contention(state_ids, turn.wait)
 
     @contextmanager
@@ -308,16 +310,16 @@ class KeeperLocker(BaseLocker):
         identity = identify(turn.operation)
         lock = KeeperLock(self._keeper, turn.rest, self.options.lease_seconds, identity, self._clock)
         turn.tried.add(lock.lock_id)
-        decided = False
+        turn.lock, turn.decided = lock, False
         try:
             self._take(lock, turn)
             self._decide(lock, turn)
-            decided = True
+            turn.decided = True
             with self._holding(lock, turn.wait):
                 yield lock
             self._remember_own(lock.check_by_release())
         finally:
-            self._bury(lock, turn, decided)
+            self._bury(turn)
 
     def _take(self, lock: KeeperLock, turn: _Turn) -> None:
         """Take the rows as they were last seen, and make those that are missing, with their guards."""
@@ -441,24 +443,20 @@ class KeeperLocker(BaseLocker):
         self._keeper.insert([*guards, *(tombstone_of(lock, by) for lock in over)])
         self._settle()
 
-    def _bury(self, lock: KeeperLock, turn: _Turn, decided: bool) -> None:
+    def _bury(self, turn: _Turn) -> None:
         """Release a lock, or, when it is not known what became of it, see to it that it cannot be taken any more."""
-        ended = [row.state_id for row in lock.end()]
-        if not ended:
+        lock = turn.lock
+        if lock is None or not lock.state_ids or lock.is_of_another_process:
             return
-        try:
-            if decided:
-                self._keeper.release(lock.lock_id, ended)
-            else:
-                self._cancel(lock, ended)
-        except BaseException as error:
+        with self._ending(lock):
+            ended = lock.state_ids
             for state_id in ended:
                 self._seen.pop(state_id, None)
-            self._leave_behind(lock, error)
-            return
-        if decided:
-            self._remember_own(lock.learned(ended))
-        lock.forget(ended)
+            if turn.decided:
+                self._keeper.release(lock.lock_id, ended)
+                self._remember_own(lock.learned(ended))
+            else:
+                self._cancel(lock, ended)
 
     def _remember_own(self, released: Mapping[str, LiveLock]) -> None:
         """Remember the rows that this process released: they are taken again without a look at them before."""
@@ -470,8 +468,6 @@ class KeeperLocker(BaseLocker):
 
         A row that is missing is made, as one that is released.
         """
-        for state_id in state_ids:
-            self._seen.pop(state_id, None)
         seen = {state_id: last.lock_id for state_id, last in lock.seen.items()}
         try:
             if absent := [row for row in lock.end() if lock.had(row.state_id) is None]:
@@ -482,11 +478,18 @@ class KeeperLocker(BaseLocker):
 
 @dataclass(slots=True)
 class _Turn:
-    """What one call still wants, its wait, the lock_ids it tried, and the rows whose holders are over."""
+    """What one call still wants, its wait, the lock_ids it tried, and the rows whose holders are over.
+
+    Attributes:
+        lock: The lock that it competes with.
+        decided: Whether that is held, or left.
+    """
 
     rest: dict[str, None]
     operation: str
     wait: Wait
+    lock: KeeperLock | None = None
+    decided: bool = False
     tried: set[str] = field(default_factory=set)
     silent: dict[str, Cell] = field(default_factory=dict)
 

@@ -107,6 +107,10 @@ class Lock:
         """Its birth, in microseconds; None as long as nobody read it."""
         return min((row.born for row in self._rows.values() if row.born is not None), default=None)
 
+    def covers(self, state_id: str) -> bool:
+        """Whether it is one of those that it covers."""
+        return state_id in self._rows
+
     @property
     def is_of_another_process(self) -> bool:
         """Whether this is a forked child, which holds nothing."""
@@ -213,9 +217,10 @@ class Lock:
         return [next_row(self._rows[state_id], released=True, token=self._last_version(state_id)) for state_id in ended]
 
     def forget(self, state_ids: Iterable[str]) -> None:
-        """Forget the state IDs whose tombstones are there."""
-        for state_id in state_ids:
-            self._rows.pop(state_id, None)
+        """Forget the state IDs that were released, or could not be."""
+        with self._mutex:
+            for state_id in state_ids:
+                self._rows.pop(state_id, None)
 
     def _last_version(self, state_id: str) -> int | None:
         token = self._rows[state_id].token

@@ -85,11 +85,12 @@ class BaseLocker(ABC):
         self._clock = clock or Clock()
         self._local = threading.local()
         self._contended: dict[str, float] = {}  # when this process last released what others waited for
-        self._orphans: set[str] = set()  # lock_ids of this process whose release failed: nobody holds them
+        self._orphans: set[str] = set()  # lock_ids of this process that nobody holds, and whose release is not done
 
     def held(self, state_id: str) -> Lock | None:
         """The lock that this thread holds on a state ID."""
-        return self._holdings().get(state_id)
+        lock = self._holdings().get(state_id)
+        return lock if lock and lock.covers(state_id) else None  # an interrupt may leave here what was released
 
     @contextmanager
     def hold(self, state_id: str, operation: str = "lock", **limits: float | None) -> Iterator[Lock]:
@@ -204,13 +205,21 @@ class BaseLocker(ABC):
         if seconds:
             self._clock.sleep(seconds)
 
-    def _leave_behind(self, lock: Lock, error: BaseException) -> None:
-        """A lock could not be released: it ends with its lease, and at once for this process."""
+    @contextmanager
+    def _ending(self, lock: Lock) -> Iterator[None]:
+        """Release a lock in a `with` block.
+
+        When that fails, the lock ends with its lease, and at once for this process. After an interrupt it may be done
+        once more.
+        """
         self._orphans.add(lock.lock_id)
-        if not isinstance(error, Exception):  # an interrupt
-            raise error
-        # whatever else it is, it must not mask what happened in the body
-        logger.warning("The lock of %s could not be released: %s", ", ".join(map(repr, lock.state_ids)), error)
+        try:
+            yield
+        except Exception as error:  # it must not mask what happened in the body
+            logger.warning("The lock of %s could not be released: %s", ", ".join(map(repr, lock.state_ids)), error)
+        else:
+            self._orphans.discard(lock.lock_id)
+        lock.forget(lock.state_ids)
 
     def _holdings(self) -> dict[str, Lock]:
         return self._local.__dict__.setdefault("holdings", {})  # type: ignore[no-any-return]
@@ -240,6 +249,7 @@ class Locker(BaseLocker):
         try:
             yield from self._hold_rest(turn)
         finally:
+            self._bury(turn.lock, turn.place)  # unless it is done: an interrupt may have come before
             self._bury(turn.place)
             self._remember_contention(state_ids, turn.wait)
 
@@ -272,6 +282,7 @@ class Locker(BaseLocker):
     def _candidacy(self, lock: Lock, turn: _Turn) -> Iterator[None]:
         """Compete once for each state ID of a lock, and hold what was won. Whatever happens, no row stays behind."""
         turn.wait.attempts += 1
+        turn.lock = lock
         try:
             self._store.insert(lock.rows)
             self._decide(lock, turn)
@@ -389,31 +400,26 @@ class Locker(BaseLocker):
             self._take_over(abandoned, views)
 
     def _bury(self, lock: Lock | None, place: Lock | None = None) -> None:
-        """Release a lock, and the place in the queue for the same state IDs.
-
-        When that fails, the lock ends with its lease, and at once for this process.
-        """
+        """Release a lock, and the place in the queue for the same state IDs."""
         if lock is None or not lock.state_ids:
             return
-        ended = lock.state_ids
-        try:
+        with self._ending(lock):
+            ended = lock.state_ids
             if rows := [*lock.end(), *(place.end(ended) if place else ())]:
                 self._store.insert(rows)
-        except BaseException as error:
-            self._leave_behind(lock, error)
-            return
-        for released in filter(None, (lock, place)):
-            released.forget(ended)
+            if place:
+                place.forget(ended)
 
 
 @dataclass(slots=True)
 class _Turn:
-    """What one call still wants, its wait, and its place in the queue once it has one."""
+    """What one call still wants, its wait, the lock that it competes with, and its place in the queue."""
 
     rest: dict[str, None]
     operation: str
     wait: Wait
     born: int | None = None
+    lock: Lock | None = None
     place: Lock | None = None
     touched: float = 0.0
 

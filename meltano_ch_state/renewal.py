@@ -19,12 +19,16 @@ class Renewable(Protocol):
     lock_id: str
     lease_seconds: float
 
+    @property
+    def state_ids(self) -> tuple[str, ...]:
+        """What it covers; nothing once it is given up."""
+
     def renew(self) -> None:
         """Say that the holder lives."""
 
 
 class Renewal:
-    """Renews a lock from a thread of its own, from a third of the lease on, until it is stopped."""
+    """Renews a lock from a thread of its own, from a third of the lease on, until it is stopped or given up."""
 
     def __init__(self, lock: Renewable) -> None:
         self._lock = lock
@@ -45,7 +49,8 @@ class Renewal:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._lock.lease_seconds / RENEWALS_PER_LEASE) and self._renewed():
+        interval = self._lock.lease_seconds / RENEWALS_PER_LEASE
+        while not self._stopped.wait(interval) and self._lock.state_ids and self._renewed():
             pass
 
     def _renewed(self) -> bool:

@@ -17,7 +17,6 @@ from meltano_ch_state.lock import locked
 from meltano_ch_state.locker import Locker, LockOptions, Metrics
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import TOKEN_STEP, LockRow, View, tombstone_of
-from meltano_ch_state.renewal import Renewal
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
@@ -324,32 +323,6 @@ def test_an_interrupt_while_waiting_leaves_no_row_and_touches_no_others(
     with pytest.raises(KeyboardInterrupt), locker(database, fake).hold("s"):
         pass
     assert live_rows(database) == ["rival"]
-
-
-@pytest.mark.parametrize("moment", ["start", "stop"])
-def test_an_interrupt_while_a_renewal_starts_or_stops_leaves_nothing_held(
-    database: MemoryDatabase, fake: FakeTime, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
-    one = locker(database, fake)
-    before = renewals()
-    wanted = getattr(Renewal, moment)
-
-    def be_interrupted(renewal: Renewal) -> None:
-        wanted(renewal)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Renewal, moment, be_interrupted)
-        with pytest.raises(KeyboardInterrupt), one.hold("s"):
-            pass
-    assert live_rows(database) == []
-    with one.hold("s"):
-        pass
-    assert renewals() <= before
-
-
-def renewals() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("renew ")}
 
 
 def test_a_renewal_that_cannot_start_leaves_nothing_held_and_its_error_is_told(
