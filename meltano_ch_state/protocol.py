@@ -100,9 +100,14 @@ class LiveLock:
         """How long ago it was born, in seconds; a guard: how long ago it was made, whoever renewed it since."""
         return max(0.0, (now - (self.token if self.is_guard else self.born)) / 1e6)
 
+    @property
+    def over_at(self) -> int:
+        """When its lease is over, unless it is renewed."""
+        return self.locked_at + int(self.lease_seconds * 1e6)
+
     def lease_seconds_left(self, now: int) -> float:
         """How long it may stay silent yet, in seconds; below 0 once it is over."""
-        return self.lease_seconds - (now - self.locked_at) / 1e6
+        return (self.over_at - now) / 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +191,11 @@ def decide(view: View, lock_id: str) -> Verdict:
 def tombstone_of(lock: LiveLock, by: Identity) -> LockRow:
     """The row that ends a lock for ever.
 
-    It repeats the token that was read. A guard stands for others whose tokens are not to be seen; none is greater than
-    the time which the server draws when this row lands.
+    It repeats the token that was read. A guard stands for others whose tokens are not to be seen: they took their locks
+    in the first half of its lease, so none is greater than the time at which it is over.
     """
-    token, born = (None, None) if lock.is_guard else (lock.token, lock.born)
-    return LockRow(lock.state_id, lock.lock_id, True, lock.waiting, token, born, lock.lease_seconds, 0, by)
+    token = lock.over_at if lock.is_guard else lock.token
+    return LockRow(lock.state_id, lock.lock_id, True, lock.waiting, token, lock.born, lock.lease_seconds, 0, by)
 
 
 def next_row(row: LockRow, **changes: object) -> LockRow:

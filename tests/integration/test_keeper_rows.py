@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from meltano_ch_state.keeper import Cell, guard_row
 from meltano_ch_state.migrate import Schema, upgrade
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import LockRow, tombstone_of
+from meltano_ch_state.repositories.base import select_final
 from meltano_ch_state.repositories.cells import CellRepository
 from meltano_ch_state.repositories.locks import LockRepository
 from meltano_ch_state.settings import Names, resolve
@@ -119,17 +120,35 @@ def test_what_was_cancelled_takes_nothing_when_it_lands_after_that(
     assert holder(cells, "1") == holder(cells, "2") == ("burnt", False)
 
 
-def test_the_tombstone_of_a_guard_has_a_token_from_when_it_lands(locks: LockRepository) -> None:
+def test_the_tombstone_of_a_guard_has_a_token_from_when_it_was_over(locks: LockRepository) -> None:
     made = locks.now()
     locks.insert_rows([guard_row("1", "guard", LEASE_SECONDS, made)])
     (guard,) = locks.read_views(["1"])["1"].guards()
     assert guard.token == made
-    tombstone, before = tombstone_of(guard, identify("take over")), locks.now()
-    locks.insert_rows([tombstone])
+    locks.insert_rows([tombstone_of(guard, identify("take over"))])
     locks.insert_rows([guard_row("1", "guard", LEASE_SECONDS, made)])
     view = locks.read_views(["1"])["1"]
     assert view.live == ()
-    assert view.floor >= before
+    assert view.floor == guard.locked_at + LEASE_SECONDS * 1e6
+
+
+def test_a_guard_that_several_revoke_and_the_next_one_are_one_statement_and_the_former_one_tombstone(
+    locks: LockRepository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks.insert_rows([guard_row("1", "guard", LEASE_SECONDS, locks.now())])
+    (guard,) = locks.read_views(["1"])["1"].guards()
+    sent, write = list[Any](), locks.write
+
+    def observed(rows: Iterable[dict[str, object]]) -> None:
+        sent.append(rows)
+        write(rows)
+
+    monkeypatch.setattr(locks, "write", observed)
+    for lock_id in ("next", "other"):
+        locks.insert_rows([guard_row("1", lock_id, LEASE_SECONDS, locks.now()), tombstone_of(guard, identify(lock_id))])
+    assert len(sent) == 2
+    tombstones = select_final(locks._table.c.lock_id).where(locks._table.c.released == 1)
+    assert [tuple(row) for row in locks.select(tombstones)] == [("guard",)]
 
 
 def test_a_renewed_guard_is_as_old_as_when_it_was_made(locks: LockRepository) -> None:

@@ -95,10 +95,16 @@ def mode_of(manager: Manager) -> str:
     return locker.mode_in_use()
 
 
-def test_an_update_is_one_insert_two_changes_and_one_read(manager: Manager) -> None:
+def statements(manager: Manager) -> list[str]:
+    """The first word of each statement that a manager sends from now on."""
     sent: list[str] = []
     engine = manager.store._states.engine  # type: ignore[attr-defined]
     event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+    return sent
+
+
+def test_an_update_is_one_insert_two_changes_and_one_read(manager: Manager) -> None:
+    sent = statements(manager)
     for state in (MeltanoState(STATE_ID, {}, {"n": 1}), MeltanoState(STATE_ID, {"p": 1})):
         sent.clear()
         manager.update(state)
@@ -106,11 +112,21 @@ def test_an_update_is_one_insert_two_changes_and_one_read(manager: Manager) -> N
     assert manager.get(STATE_ID) == MeltanoState(STATE_ID, {"p": 1}, {"n": 1})
 
 
+def test_the_first_update_after_a_lease_of_idleness_is_one_insert_and_one_read_more(
+    open_manager: Callable[..., Manager],
+) -> None:
+    lease_seconds = 3
+    manager = open_manager(stale_lock_seconds=lease_seconds)
+    write(manager, 0)
+    time.sleep(lease_seconds + 0.1)
+    sent = statements(manager)
+    write(manager, 1)
+    assert sent == ["ALTER", "SELECT", "INSERT", "SELECT", "INSERT", "ALTER"]
+
+
 def test_a_write_in_a_block_is_checked_before_the_block_ends(manager: Manager) -> None:
-    sent: list[str] = []
-    engine = manager.store._states.engine  # type: ignore[attr-defined]
     with manager.acquire_lock(STATE_ID):
-        event.listen(engine, "before_cursor_execute", lambda *args: sent.append(args[2].lstrip("(").split()[0]))
+        sent = statements(manager)
         write(manager, 1)
         assert sent == ["INSERT", "ALTER", "SELECT"]
     assert sent == ["INSERT", "ALTER", "SELECT", "ALTER"]
