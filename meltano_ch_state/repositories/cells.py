@@ -192,8 +192,9 @@ _DETAILS = (
 _FREE = "concat(lock_id, state_id) IN :seen AND released = 1"
 """With the state ID, as a lock_id may have been seen at one row, and still hold another that is changed with it: when
 that is released, a late repetition would hit it."""
-_SILENT = "concat(lock_id, '/', toString(sequence)) IN :silent"
-"""Whether it is released or not: what misses a row once may not hit it later."""
+_SILENT = "concat(lock_id, '/', toString(sequence), '/', state_id) IN :silent"
+"""Whether it is released or not: what misses a row once may not hit it later. With the state ID, as one holder's rows
+may have other sequences: one that was renewed is not hit by what was seen of another."""
 _OWN = "lock_id = :lock_id AND released = 0"
 _OWN_OR_FREE = f"(lock_id = :lock_id OR ({_FREE}) OR {_SILENT})"
 _CANCELLED = "released = 1, lock_id = :burnt, depositions = depositions + if(released = 1 OR lock_id = :lock_id, 0, 1)"
@@ -210,7 +211,8 @@ def _pairs(items: Iterable[str | LockRow], seen: Mapping[str, str]) -> list[str]
 
 def _marks(items: Iterable[str | LockRow], silent: Iterable[Cell]) -> list[str]:
     chosen = set(map(_id_of, items))
-    return [f"{cell.lock.lock_id}/{cell.sequence}" for cell in silent if cell.lock.state_id in chosen]
+    seen = [(cell.lock, cell.sequence) for cell in silent if cell.lock.state_id in chosen]
+    return [f"{lock.lock_id}/{sequence}/{lock.state_id}" for lock, sequence in seen]
 
 
 def _id_of(item: str | LockRow) -> str:

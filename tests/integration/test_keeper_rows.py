@@ -108,6 +108,16 @@ def test_a_take_over_misses_a_row_that_was_renewed_and_does_not_hit_it_later(
     assert holder(cells, "1") == ("silent", False)
 
 
+def test_what_was_seen_of_one_silent_row_does_not_take_another_that_was_renewed_since(cells: CellRepository) -> None:
+    take(cells, "both", of_1="first", of_2="first")
+    cells.touch("both", ["2"], 5)
+    seen = cells.cells(["1", "2"])
+    cells.touch("both", ["1"], 5)
+    cells.take_over([row("1", "next"), row("2", "next")], seen.values())
+    assert holder(cells, "1") == ("both", True)
+    assert holder(cells, "2") == ("next", True)
+
+
 @pytest.mark.parametrize("released", [True, False])
 def test_what_was_cancelled_takes_nothing_when_it_lands_after_that(
     cells: CellRepository, silent: Cell, released: bool

@@ -55,7 +55,7 @@ class MemoryKeeper(MemoryLocks):
 
     def is_silent(self, cell: Cell, silent: Collection[Cell]) -> bool:
         """Whether a row may be taken from its holder by who has seen that."""
-        return (cell.lock.lock_id, cell.sequence) in {(each.lock.lock_id, each.sequence) for each in silent}
+        return _mark(cell) in map(_mark, silent)
 
     def touch(self, lock_id: str, state_ids: Collection[str], sequence: int, token: int = 0) -> None:
         for cell in self._own(lock_id, state_ids):
@@ -93,6 +93,10 @@ class MemoryKeeper(MemoryLocks):
     def _lock(self, row: LockRow, token: int) -> LiveLock:
         now = self.now()
         return LiveLock(row.state_id, row.lock_id, token, now, now, row.lease_seconds, row.identity)
+
+
+def _mark(cell: Cell) -> tuple[str, str, int]:
+    return cell.lock.state_id, cell.lock.lock_id, cell.sequence
 
 
 class AsksForNoGuard(MemoryKeeper):
