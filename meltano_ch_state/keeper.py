@@ -286,6 +286,7 @@ class KeeperLocker(BaseLocker):
         retry_seconds: float | None = None,
     ) -> Generator[Lock, None, None]:
         """Hold the locks of many state IDs, part by part; see `BaseLocker`."""
+        self._refuse_short_lease()
         self._refuse_nested(state_ids)
         turn = _Turn(dict.fromkeys(state_ids), operation, self._new_wait(timeout_seconds, retry_seconds))
         try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from meltano_ch_state.errors import NestedLockError
+from meltano_ch_state.errors import ConfigurationError, NestedLockError
 from meltano_ch_state.lock import Lock, LockStore, describe, locked
 from meltano_ch_state.process import identify, is_dead
 from meltano_ch_state.protocol import TOKEN_STEP, LiveLock, LockRow, Verdict, View, decide, tombstone_of
@@ -25,6 +25,8 @@ PLACE_LEASE_SECONDS = 10.0
 """A place in the queue counts for so long, in seconds, after its owner was last heard of."""
 FULL_LOOK_SECONDS = 2.0
 """A waiter asks only for the lock_ids before it, which is cheap; it looks at all rows again after so many seconds."""
+SHORTEST_LEASE = 3.0
+"""A lease is at least so many times the pause before a decision, or what was written before it is over when it ends."""
 CONTENDED_SECONDS = 1.0
 """For so long after a contended release, in seconds, this process queues up first: others may wait."""
 
@@ -102,6 +104,7 @@ class BaseLocker(ABC):
             limits: `timeout_seconds` and `retry_seconds`, in place of the options'.
 
         Raises:
+            ConfigurationError: If the lease is too short for the pause before a decision.
             NestedLockError: If this thread holds it already.
             StateLockedError: If another holder kept it until the timeout.
             StateLockLostError: At the end of the block, if what was written in it `counts_when_released`, and this
@@ -127,6 +130,7 @@ class BaseLocker(ABC):
             under one that `counts_when_released` counts when the next, or the end, was asked for.
 
         Raises:
+            ConfigurationError: If the lease is too short for the pause before a decision.
             NestedLockError: If this thread holds one of them already.
             StateLockedError: If another holder kept some until the timeout; the error names them, the others are done.
             StateLockLostError: If this holder was deposed, and its writes count when it releases.
@@ -200,10 +204,20 @@ class BaseLocker(ABC):
             logger.warning("What observes the locks failed: %s", error)
 
     def _settle(self) -> None:
-        asked = self.options.settle_seconds
-        seconds = self._store.settle_seconds() if asked is None else asked
-        if seconds:
+        if seconds := self._settle_seconds():
             self._clock.sleep(seconds)
+
+    def _settle_seconds(self) -> float:
+        asked = self.options.settle_seconds
+        return self._store.settle_seconds() if asked is None else asked
+
+    def _refuse_short_lease(self) -> None:
+        lease, settle = self.options.lease_seconds, self._settle_seconds()
+        if lease < settle * SHORTEST_LEASE:
+            raise ConfigurationError(
+                f"stale_lock_seconds is {lease:g}, too short for locks that settle for {settle:g} s",
+                f"Set stale_lock_seconds to at least {settle * SHORTEST_LEASE:g}, or lock_settle_seconds to less",
+            )
 
     @contextmanager
     def _ending(self, lock: Lock) -> Iterator[None]:
@@ -244,6 +258,7 @@ class Locker(BaseLocker):
         retry_seconds: float | None = None,
     ) -> Generator[Lock, None, None]:
         """Hold the locks of many state IDs, part by part; see `BaseLocker`."""
+        self._refuse_short_lease()
         self._refuse_nested(state_ids)
         turn = _Turn(dict.fromkeys(state_ids), operation, self._new_wait(timeout_seconds, retry_seconds))
         try:

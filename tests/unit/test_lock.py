@@ -12,14 +12,16 @@ from dataclasses import replace
 import pytest
 
 from meltano_ch_state import waiting
-from meltano_ch_state.errors import NestedLockError, StateLockedError, StateLockLostError
+from meltano_ch_state.errors import ConfigurationError, NestedLockError, StateLockedError, StateLockLostError
+from meltano_ch_state.keeper import KeeperLocker
 from meltano_ch_state.lock import locked
-from meltano_ch_state.locker import Locker, LockOptions, Metrics
+from meltano_ch_state.locker import BaseLocker, Locker, LockOptions, Metrics
 from meltano_ch_state.process import identify
 from meltano_ch_state.protocol import TOKEN_STEP, LockRow, View, tombstone_of
 from meltano_ch_state.store import State, StateStore
 from meltano_ch_state.testing import MemoryDatabase, MemoryLocks, MemorySchema, MemoryStates
 from meltano_ch_state.waiting import Clock
+from tests.model.keeper_memory import MemoryKeeper
 
 FAST = LockOptions(timeout_seconds=5, retry_seconds=0.01)
 
@@ -105,6 +107,19 @@ def test_a_store_that_is_not_linearizable_is_given_time_to_settle(database: Memo
     fake.seconds += 1
     with Locker(Slow(database), LockOptions(settle_seconds=0.25), clock).hold("s"):
         assert slept == [1.0, 0.25]
+
+
+@pytest.mark.parametrize("make", [Locker, KeeperLocker])
+def test_a_lease_too_short_for_the_pause_before_a_decision_is_refused_and_nothing_is_sent(
+    database: MemoryDatabase, fake: FakeTime, make: Callable[[MemoryKeeper, LockOptions, Clock], BaseLocker]
+) -> None:
+    store = MemoryKeeper(database)
+    one = make(store, LockOptions(settle_seconds=1.0, lease_seconds=2.9), fake.clock())
+    with pytest.raises(ConfigurationError, match=r"stale_lock_seconds is 2\.9, .* settle for 1 s\. .* at least 3, or"):
+        next(one.hold_each(["s"]))
+    assert (database.locks, store.cells) == ({}, {})
+    with make(store, LockOptions(settle_seconds=1.0, lease_seconds=3.0), fake.clock()).hold("s") as lock:
+        lock.confirm()
 
 
 def test_after_the_block_no_row_is_live(database: MemoryDatabase, fake: FakeTime) -> None:
