@@ -30,7 +30,10 @@ class LockStore(Protocol):
     """Where lock rows live."""
 
     def insert(self, rows: Collection[LockRow]) -> None:
-        """Insert rows, all in one statement; when it returns, every later `read` sees them."""
+        """Insert rows: in one statement, or two, those whose token and birth the server draws, then the others.
+
+        When it returns, every later `read` sees them.
+        """
 
     def read(self, state_ids: Collection[str]) -> Mapping[str, View]:
         """What there is about each of the state IDs now, and the state's own token."""
