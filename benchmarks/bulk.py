@@ -1,4 +1,4 @@
-"""Many states at once: set_all, get_all, listing by a pattern, clear_all. `python -m benchmarks.bulk`."""
+"""Many states at once: set_all, get_all, listing by a pattern, clear_all. `python -m benchmarks --only bulk`."""
 
 from __future__ import annotations
 
@@ -55,9 +55,3 @@ def _checked(call: str, name: str, act: Callable[[], int], expected: int) -> flo
     if counted != [expected]:
         sys.exit(f"{call}, {name}: {counted[0]} states, not {expected}")
     return seconds
-
-
-if __name__ == "__main__":
-    from benchmarks.suite import main
-
-    main(["--only", "bulk", *sys.argv[1:]])

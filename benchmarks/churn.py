@@ -1,9 +1,8 @@
-"""What many updates leave behind. `python -m benchmarks.churn`."""
+"""What many updates leave behind. `python -m benchmarks --only churn`."""
 
 from __future__ import annotations
 
 import multiprocessing
-import sys
 import time
 from functools import partial
 
@@ -52,9 +51,3 @@ def _update(place: Place, numbers: range, updates: int) -> float:
     for turn in range(updates):
         manager.update(states.complete(states.state_id(numbers[turn % len(numbers)]), BYTES, turn))
     return updates / (time.perf_counter() - began)
-
-
-if __name__ == "__main__":
-    from benchmarks.suite import main
-
-    main(["--only", "churn", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""One state in a process that is new, or has just imported what it needs. `python -m benchmarks.cold`.
+"""One state in a process that is new, or has just imported what it needs. `python -m benchmarks --only cold`.
 
 A child process reads or updates one state; it says how long that took after its imports, and the parent how long the
 whole process took. Each one imports Meltano's state class, the bare statements' too: the columns differ in what the
@@ -72,7 +72,3 @@ def _act(name: str, action: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == [ACT]:
         _act(*sys.argv[2:])
-    else:
-        from benchmarks.suite import main
-
-        main(["--only", "cold", *sys.argv[1:]])

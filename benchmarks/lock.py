@@ -1,4 +1,4 @@
-"""Processes that want one lock all the time. `python -m benchmarks.lock`.
+"""Processes that want one lock all the time. `python -m benchmarks --only lock`.
 
 Each takes it, writes the state, releases it, and wants it again. The bare statements are sent by one process in
 sequence, right after each run: as many as an ideal lock could let through, one holder after the other.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-import sys
 import time
 from typing import Any
 from uuid import uuid4
@@ -113,9 +112,3 @@ def _compete(place: Place, seconds: float, waits: Any, start: Any, ready: Any) -
             seen.append(time.perf_counter() - began)
             manager.set(states.complete("contended", BYTES))
     waits.put(seen)
-
-
-if __name__ == "__main__":
-    from benchmarks.suite import main
-
-    main(["--only", "lock", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""How much longer a `meltano run` takes when its states are in ClickHouse. `python -m benchmarks.meltano_run`.
+"""How much longer a `meltano run` takes when its states are in ClickHouse. `python -m benchmarks --only meltano_run`.
 
 The tap sends 30 STATE messages and the target hands each back at once, so Meltano updates its state 30 times, one after
 the other; it is checked that each run made its updates, and from the bookmark of the run before. The stores take turns.
@@ -88,9 +88,3 @@ def _settings(bench: Bench, place: Place) -> dict[str, dict[str, str]]:
         FILES: {"MELTANO_STATE_BACKEND_URI": f"file://{place.folder}/states"},
         EMBEDDED: {"MELTANO_STATE_BACKEND_URI": f"chdb://{place.folder}/chdb"},
     }
-
-
-if __name__ == "__main__":
-    from benchmarks.suite import main
-
-    main(["--only", "meltano_run", *sys.argv[1:]])

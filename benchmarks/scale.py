@@ -1,4 +1,4 @@
-"""One state among very many, and exporting them all. `python -m benchmarks.scale`.
+"""One state among very many, and exporting them all. `python -m benchmarks --only scale`.
 
 The tables are filled on the server: each ID has one state, and the live row and the tombstone of one lock.
 """
@@ -147,7 +147,3 @@ def _peak_mb() -> float:
 if __name__ == "__main__":
     if sys.argv[1:] == [READ_ALL]:
         _read_all()
-    else:
-        from benchmarks.suite import main
-
-        main(["--only", "scale", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Small states and great ones. `python -m benchmarks.size`."""
+"""Small states and great ones. `python -m benchmarks --only size`."""
 
 from __future__ import annotations
 
@@ -47,9 +47,3 @@ def _row(bench: Bench, call: str, size: int, seen: Samples, which: int) -> None:
     kilobytes = size // 1_000
     human = f"{kilobytes // 1_000} MB" if kilobytes >= 1_000 else f"{kilobytes} KB"
     bench.results.add(f"{call} of one state of {human}", unit, figures, target)
-
-
-if __name__ == "__main__":
-    from benchmarks.suite import main
-
-    main(["--only", "size", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""How much longer `meltano` takes to start when the add-on is installed. `python -m benchmarks.startup`.
+"""How much longer `meltano` takes to start when the add-on is installed. `python -m benchmarks --only startup`.
 
 Neither command touches a state. They run in two views of this environment in turn, one with this checkout's package,
 the other without it.
@@ -77,9 +77,3 @@ def _check(projects: dict[str, ViewedProject]) -> None:
     shown = {view: "example.com" in it.output("config", "list", "meltano", **host) for view, it in projects.items()}
     if shown != {PRODUCT: True, WITHOUT: False}:
         raise SystemExit(f"the views show the add-on: {shown}")
-
-
-if __name__ == "__main__":
-    from benchmarks.suite import main
-
-    main(["--only", "startup", *sys.argv[1:]])

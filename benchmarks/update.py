@@ -1,4 +1,4 @@
-"""One state, nobody else there: update, read, clear, in a warm process. `python -m benchmarks.update`.
+"""One state, nobody else there: update, read, clear, in a warm process. `python -m benchmarks --only update`.
 
 The bare statements of an update are 3 inserts and 2 FINAL reads, also where it is a partial one, which reads the state
 that it merges with besides.
@@ -6,7 +6,6 @@ that it merges with besides.
 
 from __future__ import annotations
 
-import sys
 from functools import partial as bind
 from typing import Any
 
@@ -51,9 +50,3 @@ def _measure_keeper(bench: Bench, place: Place, state: Any) -> None:
 def _set_and_clear(store: Store) -> None:
     store.update(states.complete(states.state_id(3), BYTES))
     store.clear(states.state_id(3))
-
-
-if __name__ == "__main__":
-    from benchmarks.suite import main
-
-    main(["--only", "update", *sys.argv[1:]])
