@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -277,18 +277,8 @@ class KeeperLocker(BaseLocker):
         self._seen: dict[str, LiveLock] = {}  # who had each row when it was last seen released
         self._own: dict[str, tuple[str, object]] = {}  # those of this process, and what their rows say of it
 
-    def hold_each(
-        self,
-        state_ids: Collection[str],
-        operation: str = "lock",
-        *,
-        timeout_seconds: float | None = None,
-        retry_seconds: float | None = None,
-    ) -> Generator[Lock, None, None]:
-        """Hold the locks of many state IDs, part by part; see `BaseLocker`."""
-        self._refuse_short_lease()
-        self._refuse_nested(state_ids)
-        turn = _Turn(dict.fromkeys(state_ids), operation, self._new_wait(timeout_seconds, retry_seconds))
+    def _hold_parts(self, state_ids: Collection[str], operation: str, wait: Wait) -> Iterator[Lock]:
+        turn = _Turn(dict.fromkeys(state_ids), operation, wait)
         try:
             if self._wanted_lately(state_ids):
                 turn.wait.pause(0.0, PLACES_AFTER_CONTENTION)
@@ -302,7 +292,6 @@ class KeeperLocker(BaseLocker):
                     self._until_free(turn)
         finally:
             self._bury(turn)  # unless it is done: an interrupt may have come before
-            self._remember_contention(state_ids, turn.wait)
 
     @contextmanager
     def _candidacy(self, turn: _Turn) -> Iterator[KeeperLock]:

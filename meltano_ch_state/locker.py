@@ -114,7 +114,6 @@ class BaseLocker(ABC):
             yield next(locks)
             next(locks, None)
 
-    @abstractmethod
     def hold_each(
         self,
         state_ids: Collection[str],
@@ -135,6 +134,18 @@ class BaseLocker(ABC):
             StateLockedError: If another holder kept some until the timeout; the error names them, the others are done.
             StateLockLostError: If this holder was deposed, and its writes count when it releases.
         """
+        self._refuse_short_lease()
+        self._refuse_nested(state_ids)
+        wait = self._new_wait(timeout_seconds, retry_seconds)
+        try:
+            yield from self._hold_parts(state_ids, operation, wait)
+        finally:
+            if wait.contended:
+                self._contended.update(dict.fromkeys(state_ids, self._clock.monotonic()))
+
+    @abstractmethod
+    def _hold_parts(self, state_ids: Collection[str], operation: str, wait: Wait) -> Iterator[Lock]:
+        """Compete for some state IDs until each has been held once; no row stays behind, however it ends."""
 
     def _new_wait(self, timeout_seconds: float | None, retry_seconds: float | None) -> Wait:
         timeout = self.options.timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -145,10 +156,6 @@ class BaseLocker(ABC):
         """Whether others waited for one of them when this process released it a moment ago."""
         released = max((self._contended.get(state_id, float("-inf")) for state_id in state_ids), default=float("-inf"))
         return self._clock.monotonic() - released <= CONTENDED_SECONDS
-
-    def _remember_contention(self, state_ids: Iterable[str], wait: Wait) -> None:
-        if wait.contended:
-            self._contended.update(dict.fromkeys(state_ids, self._clock.monotonic()))
 
     def _those_over(self, locks: Iterable[LiveLock], views: Mapping[str, View], wait: Wait) -> list[LiveLock]:
         """Those of some locks that may be taken for given up."""
@@ -249,24 +256,13 @@ class BaseLocker(ABC):
 class Locker(BaseLocker):
     """Takes locks on one store. Locks are per thread and state ID; one locker serves all threads."""
 
-    def hold_each(
-        self,
-        state_ids: Collection[str],
-        operation: str = "lock",
-        *,
-        timeout_seconds: float | None = None,
-        retry_seconds: float | None = None,
-    ) -> Generator[Lock, None, None]:
-        """Hold the locks of many state IDs, part by part; see `BaseLocker`."""
-        self._refuse_short_lease()
-        self._refuse_nested(state_ids)
-        turn = _Turn(dict.fromkeys(state_ids), operation, self._new_wait(timeout_seconds, retry_seconds))
+    def _hold_parts(self, state_ids: Collection[str], operation: str, wait: Wait) -> Iterator[Lock]:
+        turn = _Turn(dict.fromkeys(state_ids), operation, wait)
         try:
             yield from self._hold_rest(turn)
         finally:
             self._bury(turn.lock, turn.place)  # unless it is done: an interrupt may have come before
             self._bury(turn.place)
-            self._remember_contention(state_ids, turn.wait)
 
     def _hold_rest(self, turn: _Turn) -> Iterator[Lock]:
         free = self._first_look(turn)
