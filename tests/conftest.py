@@ -15,7 +15,7 @@ import pytest
 
 from tests.rig import zookeeper
 from tests.rig.endpoint import Endpoint
-from tests.rig.server import ClickHouseServer, shared_server
+from tests.rig.server import ClickHouseServer, shared_server, version_or_end
 from tests.rig.users import SCHEMA_PREFIX
 
 WITHOUT_SERVER = [Path(__file__).parent / folder for folder in ("unit", "model")]
@@ -57,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Say which stores the tests ran on, by their own `SELECT version()`."""
     if server := config.stash.get(SERVER, None):
         terminalreporter.section("stores")
-        terminalreporter.line(f"ClickHouse server: {server.version()}")
+        terminalreporter.line(f"ClickHouse server: {version_or_end(server)}")
         terminalreporter.line(f"embedded chdb: {chdb_version()}")
         if not zookeeper.is_installed():
             terminalreporter.line(f"left out: the tests of two servers. {zookeeper.MISSING}")

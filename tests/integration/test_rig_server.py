@@ -16,7 +16,7 @@ from tests.rig.binary import find_program
 from tests.rig.config import write_config
 from tests.rig.endpoint import Endpoint, RefusedError
 from tests.rig.ports import is_free
-from tests.rig.server import LISTEN, ClickHouseServer, shared_server
+from tests.rig.server import LISTEN, ClickHouseServer, shared_server, version_or_end
 from tests.rig.users import USERS
 
 ACCESS_DENIED = 497
@@ -49,6 +49,13 @@ def eventually(condition: Callable[[], bool], timeout_seconds: float = 10) -> bo
 
 def test_the_server_names_its_version(server: Endpoint) -> None:
     assert tuple(map(int, server.version().split(".")[:2])) >= (24, 10)
+
+
+def test_of_a_server_that_died_one_is_told_the_end_of_its_log(private_server: ClickHouseServer) -> None:
+    assert version_or_end(private_server) == private_server.version()
+    private_server.kill()
+    assert version_or_end(private_server).startswith("answers no more. The end of its log:\n")
+    assert "<Information>" in version_or_end(private_server)
 
 
 @pytest.mark.parametrize("user", ["admin", "runner", "reader", "nobody", "hasty"])

@@ -83,6 +83,14 @@ def shared_server() -> Iterator[Endpoint]:
     yield endpoint
 
 
+def version_or_end(server: Endpoint) -> str:
+    """Return the server's version; of one that died, the end of its log, where there is one."""
+    if server.answers():
+        return server.version()
+    log = f" The end of its log:\n{server.log_tail()}" if isinstance(server, Program) else ""
+    return f"answers no more.{log}"
+
+
 def main() -> None:
     """Start a server, print how to reach it, and keep it until Ctrl-C or SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
