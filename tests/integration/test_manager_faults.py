@@ -67,12 +67,7 @@ def dead_port() -> int:
 @pytest.fixture
 def hanging_up() -> Iterator[int]:
     """The port of a server that takes a request and closes the connection without an answer."""
-
-    class HangUp(StreamRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(65536)
-
-    with serving(ThreadingTCPServer((HOST, 0), HangUp)) as port:
+    with answering(b"") as port:
         yield port
 
 
@@ -87,17 +82,24 @@ def serving(listener: ThreadingTCPServer | ThreadingHTTPServer) -> Iterator[int]
         thread.join()
 
 
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """Take one request of each connection, answer it with these bytes, and close it; gives the port."""
+
+    class Answer(StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(answer)
+
+    with serving(ThreadingTCPServer((HOST, 0), Answer)) as port:
+        yield port
+
+
 @pytest.fixture
 def without_tls() -> Iterator[int]:
     """A port that speaks HTTP only. Not ClickHouse's: the library that serves here aborts, one time in thousands, on a
     client that says hello in TLS and resets the line."""
-
-    class BadRequest(StreamRequestHandler):
-        def handle(self) -> None:
-            self.request.recv(65536)
-            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
-
-    with serving(ThreadingTCPServer((HOST, 0), BadRequest)) as port:
+    with answering(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n") as port:
         yield port
 
 
